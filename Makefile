@@ -2,10 +2,11 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := codec swarm node scenarios
-WORKERS ?= 2
+# For two cores: many tests wait more than they compute, inference servers do not.
+WORKERS ?= 3
+SERVER_WORKERS ?= 2
 # The heavy marks. Tests of one file share their inference servers, so one worker has all of them. What judges time or
 # memory runs alone.
-HEAVY_WORKERS ?= 3
 HEAVY := (slow or adversary or foreign or conformance) and not (alone or vllm or sglang or long or gpu)
 SERVERS := (vllm or sglang) and not (alone or long or gpu)
 ALONE := alone and not (long or gpu)
@@ -15,10 +16,12 @@ FUZZ_SECONDS ?= 600
 ADVERSARY_SECONDS ?= 15
 FUZZ_CASES ?= 1000000
 FUZZ_SEED ?= 1
+SECONDS ?= 600
+HUNT_SEED ?= 1
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided adversary simulate wan lock audit clean
+.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided hunt adversary simulate wan lock audit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -28,18 +31,18 @@ install: ## make .venv and install into it (TORCH=... PYTHON=... EXTRAS=... to c
 
 # What a target needs of the extras, unless EXTRAS is given: added to what is there, if it is not.
 demo: EXTRAS = torch
-test test-heavy test-long lint types fuzz adversary wan lock: EXTRAS = torch,test
+test test-heavy test-long lint types fuzz hunt adversary wan lock: EXTRAS = torch,test
 fuzz-guided: EXTRAS = torch,test,fuzz
 
 demo: install ## a trainer and four nodes on this machine, about two minutes
 	$(BIN)/swarm-node demo $(DEMO_FLAGS)
 
-test: install ## the everyday tests, at most five minutes: WORKERS=2 at a time
+test: install ## the everyday tests, at most five minutes: WORKERS=3 at a time
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
-	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(HEAVY_WORKERS) --dist worksteal $(PYTEST_FLAGS)
-	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(SERVER_WORKERS) --dist loadfile $(PYTEST_FLAGS)
 	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS)
 
 test-long: install ## those for which CI has no time
@@ -60,6 +63,9 @@ fuzz: install ## a million hostile messages for each reader, mutated payloads an
 fuzz-guided: install ## every decoder of bytes from peers, guided by coverage (atheris, Linux), FUZZ_SECONDS=600
 	$(BIN)/python -m scenarios.fuzz.guided --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m scenarios.fuzz.yamux --seconds $(FUZZ_SECONDS)
+
+hunt: install ## the product's processes on virtual machines, with a fault at any effect: SECONDS=600 HUNT_SEED=1
+	$(BIN)/python -m scenarios.hunt --time $(SECONDS) --seed $(HUNT_SEED) --keep hunt-failed.json
 
 adversary: install ## every attack of docs/attacks.md on real processes, in full: ADVERSARY_SECONDS=15 a flood, half an hour
 	ADVERSARY_SECONDS=$(ADVERSARY_SECONDS) ADVERSARY_PASSES=7 $(BIN)/pytest -m adversary --no-skips $(PYTEST_FLAGS)

@@ -16,6 +16,7 @@ In reading order:
 - `experts`: How many elements of each expert of a mixture a step changes
 - `shards`: The blocks that each rank of a divided engine needs
 - `parts`, `part_view`, `adapter`: The base, slots of adapters and other parts of a layout
+- `base_sample`: A sample of a base's weights, which tells whether an adapter was trained on another base
 - `zeros`: Blocks of zeros beyond the base, which are holes
 - `manifest`: The root over all blocks, and the seal of a version
 - `staging`: Decoding a chunk into scratch memory, before anything is written

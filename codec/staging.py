@@ -45,6 +45,8 @@ _PROBE_ELEMENTS: Final = 1 << 13
 
 _LONG_BITS: Final = 7
 """Bits a change; a dense step of small changes takes fewer."""
+_LONG_BYTE_BITS: Final = 4
+"""The same for elements of one byte: new int8 codes take 6 to 7 bits."""
 
 
 class Torn(SwarmError):
@@ -160,7 +162,7 @@ def encode_changes(
     if coded is None:
         return None
     payload, positions = coded
-    if new_values and _may_be_new(len(payload), positions.size, new.size):
+    if new_values and _may_be_new(len(payload), positions.size, new):
         other = values.encode_block(old, new, dtype)
         if other is not None and len(other) < len(payload):
             coder, payload = CODER_RAW, other
@@ -169,11 +171,13 @@ def encode_changes(
     return EncodedBlock(BlockDelta(block, coder, block_hash(new), payload), positions.size, positions)
 
 
-def _may_be_new(nbytes: int, changed: int, elements: int) -> bool:
+def _may_be_new(nbytes: int, changed: int, new: Bits) -> bool:
     """Whether values might be shorter than the changes, which take `nbytes`: long codes of many changes, or of so few
     that a try costs nothing."""
     bits = 8 * nbytes / changed
-    return bits > _LONG_BITS and (bits > 2 * _LONG_BITS or 8 * changed > elements or changed <= _PROBE_ELEMENTS)
+    if 8 * changed > new.size:
+        return bits > (_LONG_BITS if new.itemsize > 1 else _LONG_BYTE_BITS)
+    return bits > 2 * _LONG_BITS or (bits > _LONG_BITS and changed <= _PROBE_ELEMENTS)
 
 
 def _probes(size: int) -> Iterator[slice]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
     from node.trainers.rollout_stream import RolloutStream
     from node.trainers.routes import padded_routes, replayed_routes
+    from node.trainers.save_state import StateSaving
 
 __all__ = [
     "Check",
@@ -44,6 +45,7 @@ __all__ = [
     "RolloutStream",
     "RolloutsFailed",
     "SamplingParams",
+    "StateSaving",
     "Swarm",
     "SwarmBusy",
     "SwarmDown",
@@ -72,6 +74,7 @@ _MODULE_OF = {
     "RolloutStream": "node.trainers.rollout_stream",
     "RolloutsFailed": "node.trainers.errors",
     "SamplingParams": "node.engines.base",
+    "StateSaving": "node.trainers.save_state",
     "Swarm": "node.trainers.api",
     "SwarmBusy": "node.trainers.errors",
     "SwarmDown": "node.trainers.errors",

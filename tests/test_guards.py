@@ -78,6 +78,8 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/trainers/connection/seedlink.py::expect": OWN,
     "node/trainers/publish_files.py::_ask": OWN,
     "node/coordinator/file_publisher.py::_stop_at_hang_up": Source.TRAINER,
+    "node/coordinator/state_saver.py::_end_at_hang_up": Source.TRAINER,
+    "node/trainers/save_state.py::_ask": OWN,
     "node/trainers/watch.py::main": OWN,
     "swarm/runtime/framing.py::ByteReader._fill": CALLER,
     "swarm/runtime/framing.py::ByteReader.exactly": CALLER,

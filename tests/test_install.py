@@ -16,6 +16,7 @@ HOUSE: Final = Path(__file__).parents[1]
 VERSIONS: Final = ("3.11", "3.12", "3.13", "3.14")
 NEEDS_AN_EXTRA: Final = (
     "torch", "transformers", "h11", "jinja2", "tokenizers", "safetensors", "peft", "trl", "verl", "ray", "httpx",
+    "anyio", "monarch",
 )  # fmt: skip
 """Modules that come with an extra: a module of ours that needs one may fail to be imported without it."""
 

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -13,7 +14,8 @@ HOUSE = Path(__file__).parents[1]
 RINGS = (
     *("codec", "swarm.guard", "swarm.protocol", "swarm.store", "swarm.transport", "swarm.gossip"),
     *("swarm.runtime", "swarm"),
-    *("node.settings", "node.ipc", "node.models", "node.host", "node.http", "node.status", "node.monitor"),
+    *("node.settings", "node.ipc", "node.models", "node.saved"),
+    *("node.host", "node.http", "node.status", "node.monitor"),
     "node.tools",
     "node.verification",
     *("node.engines", "node.rewards", "node.ledger", "node.council", "node.gateway"),
@@ -211,3 +213,9 @@ def test_help_loads_nothing_heavy() -> None:
     done = python(HELP)
     assert done.returncode == 0, done.stderr
     assert "Examples:\n\n  swarm-node join" in done.stdout
+
+
+def test_helper_modules_of_tests_have_different_names() -> None:
+    """Folders of tests are on the path together, so of two modules with one name the first would hide the other."""
+    names = Counter(path.name for path in (HOUSE / "tests").rglob("*_kit.py"))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -29,6 +29,7 @@ from node.cli import (
     member,
     removal,
     replay,
+    saved,
     sleep,
     standby,
     watch,
@@ -98,7 +99,8 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 cannot reach. --debug shows tracebacks.
     error_formatter=lambda error: f"swarm-node: {error}",
 )
 for commands in (
-    *(weights, authority, removal, work, replay, standby, kept, member, sleep, doctor, watch, config, completion),
+    *(weights, authority, removal, work, replay, standby, kept, saved),
+    *(member, sleep, doctor, watch, config, completion),
 ):
     commands.register(app)
 for flag in ("--help", "--version"):

@@ -107,6 +107,8 @@ def _draw_again(
 ) -> "Replayed":
     from node.settings.extras import how_to_get, lacking
 
+    if opened.bundle.sampling.extra.images:
+        raise UsageError(f"{opened.name} was drawn after images, which are not kept: it cannot be drawn again.")
     if missing := lacking(("torch", "transformers")):
         raise UsageError(f"replay needs {' and '.join(missing)}: {how_to_get('torch')}")
     from codec.parts import base_layout

@@ -102,34 +102,67 @@ def council_id(*, home: Path | None = None, as_json: AsJson = False) -> None:
 
 
 def rescue(
-    out: Path, /, *, swarm: str = "", version: int | None = None, home: Path | None = None, as_json: AsJson = False
+    out: Path | None = None,
+    /,
+    *,
+    swarm: str = "",
+    version: int | None = None,
+    home: Path | None = None,
+    node: tuple[str, ...] = (),
+    key: Path | None = None,
+    state: Path | None = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write the swarm's weights, as this machine holds them, to a checkpoint folder that Hugging Face libraries load.
+    """Write the swarm's weights to a checkpoint folder that Hugging Face libraries load; and the trainer's saved state.
 
-    For the case that the seed and its disk are lost: any node with a replica has them, bit for bit. Each block is
-    proven by the root that the seed signed. The node may go on running meanwhile, or have ended.
+    For the case that the seed and its disk are lost: any node with a replica has the weights, bit for bit. Each block
+    is proven by the root that the seed signed. The node may go on running meanwhile, or have ended.
+
+    On a node's machine they come from its home. On a new machine, give a node's address (--node) and the swarm's key
+    (--key): they then come from that node and those that it names, and with --state also the state that the trainer
+    saved last (Swarm.save_state, or save-state). A command that was interrupted goes on where it ended.
 
     Parameters
     ----------
     out
-        The folder to make.
+        The folder to make; with --state it may be left out.
     swarm
         The PeerId of the swarm; without it, the one of which this home has the newest version.
     version
         Write this version; without it, the newest that this home proves.
     home
         The node's SWARM_HOME.
+    node
+        Where a node listens, as HOST:PORT; repeat for more. save-state and StateSaving.nodes name some; each node's log
+        begins with its own.
+    key
+        With --node: the copy of the seed's authority.key that you have kept.
+    state
+        With --node: the file to write the saved state to.
     """
+    if node or key is not None or state is not None:
+        from node.cli.saved import rescue_from_nodes
+
+        if not node:
+            raise UsageError("Give the address of a node with --node: what --key and --state ask for comes from nodes.")
+        if swarm or version is not None:
+            raise UsageError("--node does not go with --swarm and --version: nodes give what they hold now.")
+        if out is None and state is None:
+            raise UsageError("Give the folder to make, or the file of the saved state (--state), or both.")
+        rescue_from_nodes(out, state, key, node, as_json=as_json)
+        return
+    if out is None:
+        raise UsageError("Give the folder to make: swarm-node rescue FOLDER")
     from codec.errors import PeerError
     from node.host.rescue import rescue as write
     from node.settings.units import size_text, version_text
     from swarm.transport.identity import peer_id, peer_key
 
     try:
-        key = peer_key(swarm) if swarm else None
+        wanted = peer_key(swarm) if swarm else None
     except PeerError as error:
         raise UsageError(f"--swarm: {swarm[:80]!r} is no PeerId; swarm-node status shows the swarm's.") from error
-    done = write((home or default_home()).expanduser().absolute(), out, swarm=key, version=version)
+    done = write((home or default_home()).expanduser().absolute(), out, swarm=wanted, version=version)
     if as_json:
         print_json({
             "swarm": peer_id(done.swarm), "version": list(done.version), "root": done.root.hex(),
@@ -151,5 +184,10 @@ def register(app: App) -> None:
     offer(app, takeover, TRAIN, "swarm-node takeover")
     offer(app, council_id, TRAIN, "swarm-node council-id")
     offer(
-        app, rescue, LEND, "swarm-node rescue ~/rescued", "swarm-node rescue ~/rescued --home /data/swarm --version 120"
+        app,
+        rescue,
+        LEND,
+        "swarm-node rescue ~/rescued",
+        "swarm-node rescue ~/rescued --home /data/swarm --version 120",
+        "swarm-node rescue ~/rescued --state optimizer.pt --key authority.key --node 10.0.0.7:4001",
     )

@@ -97,6 +97,7 @@ def gateway(
         config.max_lag,
         config.in_flight,
         config.inexact_seeds,
+        images=config.images,
     )
 
     def say(text: str) -> None:

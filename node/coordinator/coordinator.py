@@ -37,6 +37,7 @@ from node.coordinator.leading import run_in_council
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
+from node.coordinator.state_saver import StateSaver
 from node.coordinator.track import SentBytes, Track
 from node.coordinator.trainer_server import TrainerServer
 from node.coordinator.version_changes import VersionChanges
@@ -54,6 +55,7 @@ from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.monitor import own_status, serve_monitor
+from node.saved.placer import STATE_FOLDER, Placer
 from node.settings import keyfile, logs, memory, memory_plan
 from node.settings.client_keys import KEYS_FILE
 from node.settings.config import SeedConfig
@@ -249,6 +251,11 @@ class Coordinator:
         self._adapters = AdaptersHeld(self._publisher.replica)
         self._draft = DraftHeld(self._publisher.replica)
         self._changes = VersionChanges(self._adapters)
+        self._placer = Placer(
+            key, config.home / STATE_FOLDER, self.endpoint.transport, lambda: self.core.state.roster,
+            self.endpoint.runtime.peers.pacer,
+        )  # fmt: skip
+        self._state_saver = StateSaver(self._placer)
         self.ledger.set_adapters(self._adapters.adapters)
 
     def _restored_ledger(self, book: Book, now: float) -> LedgerService:
@@ -279,7 +286,7 @@ class Coordinator:
             Contact(self._key.public, addrs, config.preset).write(config.home)
             trainer_server = TrainerServer(
                 self, self.ledger, self._files, self._kernels_loaded.is_set, _classes(config, self.replica.layout),
-                config.home / KEYS_FILE,
+                config.home / KEYS_FILE, self._state_saver,
             )  # fmt: skip
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.status)
@@ -292,6 +299,7 @@ class Coordinator:
             )  # fmt: skip
             task_status.started()
             nursery.start_soon(log_reservations, self.endpoint.transport)
+            nursery.start_soon(self._placer.run)
             if config.watch is not None:
                 nursery.start_soon(_watch_folder, config)
             nursery.start_soon(self._load_kernels)
@@ -448,6 +456,7 @@ class Coordinator:
             now=trio.current_time(),
         )
         status.parts, status.draft = self._adapters.status(), self._draft.status()
+        status.saved_states = self._state_saver.status()
         return status
 
 

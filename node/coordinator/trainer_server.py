@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import trio
 
 from codec import shared
+from codec.base_sample import sample_base
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.manifest import open_manifest
 from codec.part_view import PartView
@@ -22,6 +23,7 @@ from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
 from node.coordinator.removal import remove_adapter
 from node.coordinator.slots import SlotRecords, Slots
+from node.coordinator.state_saver import StateSaver
 from node.coordinator.turns import Busy, Turns
 from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
@@ -64,6 +66,7 @@ from node.trainers.messages import (
     Refusal,
     Room,
     Sample,
+    SaveState,
     Stale,
     State,
     Taken,
@@ -113,10 +116,11 @@ class TrainerServer:
         is_ready: Callable[[], bool] = lambda: True,
         classes: Sequence[int] | None = None,
         keys: Path | None = None,
+        state_saver: StateSaver | None = None,
     ) -> None:
         """`classes`: of each block of the model, its class; see `Publisher`. `keys`: the file of a gateway's keys with
-        quotas."""
-        self._files, self._keys = files, keys
+        quotas. `state_saver`: None: no states are saved."""
+        self._files, self._keys, self._state_saver = files, keys, state_saver
         self._seed = seed
         self._ledger = ledger
         publisher = self._publisher = Publisher(seed, classes)
@@ -163,6 +167,8 @@ class TrainerServer:
                     await channel.send(await remove_adapter(self._publisher, self._slots, self._turns, name, who))
                 case PublishFiles():
                     await self._file_publisher.converse(channel, message)
+                case SaveState() if self._state_saver is not None:
+                    await self._state_saver.converse(channel, message)
                 case _:
                     raise PeerError(f"first message: {type(message).__name__}")
         except ChannelClosed:
@@ -194,6 +200,7 @@ class TrainerServer:
             max_lag=asked.max_lag,
             in_flight=asked.in_flight,
             inexact_seeds=asked.inexact_seeds,
+            images=asked.images,
         )
         requests = None if front is None else AsyncChannel.adopt(front, ToSeed)
         gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening, self._keys, requests)
@@ -298,9 +305,11 @@ class TrainerServer:
         try:
             memory[: hashes.nbytes] = hashes.tobytes()
             epoch, version = self._seed.head
+            base = base_layout(replica.layout) if attach.adapter else None
             attached = Attached(
                 epoch, version, view.root, view.layout.to_bytes(), replica.root, view.part.offset,
-                base_layout(replica.layout).to_bytes() if attach.adapter else b"", unheard,
+                b"" if base is None else base.to_bytes(), unheard,
+                b"" if base is None else sample_base(base, replica.bits),
             )  # fmt: skip
             await channel.send(attached, [replica.seal_for_readers(view.part.offset), hashes_fd])
         finally:
@@ -314,6 +323,8 @@ class TrainerServer:
             raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
         if asked.sampling.extra.top_logprobs:
             raise UsageError("top_logprobs: rollouts do not have them; only answers of the gateway do.")
+        if asked.sampling.extra.prompt_logprobs is not None:
+            raise UsageError("prompt_logprobs: rollouts do not have them; only answers of the gateway do.")
         if asked.sampling.extra.routes and (why := self._ledger.why_no_routes(1, asked.sampling)) is not None:
             raise UsageError(why)
         with trio.move_on_after(HANG_UP_WITHIN_S):
@@ -455,12 +466,13 @@ def _front(fds: Sequence[int]) -> Iterator[socket.socket]:
             found = socket.socket(fileno=fds[0])
         except OSError as error:
             raise UsageError("gateway: a descriptor is no socket") from error
-        with found:
-            if found.family != socket.AF_UNIX:
-                raise UsageError("gateway: the socket for requests is not a local one")
-            yield found
-    finally:
+    except UsageError:
         close_fds(fds)
+        raise
+    with found:  # it closes the descriptor; another thread may get the number at once, so nobody closes that again
+        if found.family != socket.AF_UNIX:
+            raise UsageError("gateway: the socket for requests is not a local one")
+        yield found
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:

@@ -21,6 +21,7 @@ Modules:
 - `group`: Several engines of one node, used as one
 - `held_adapters`: The adapters that a node wants its engine to serve
 - `host`: The node's side of its engine
+- `images`: The images of a prompt: limits, digests, and what their headers say
 - `interface`: The interface between a node's engine process and the engine in it
 - `invariance`: Whether a row's bits depend on the batch beside it
 - `judgement`: What an engine finds out about tokens that another node says it drew
@@ -30,6 +31,7 @@ Modules:
 - `lora`: Adapters in a transformers model
 - `messages`: The messages between a node and its engine's process
 - `process`: The engine's process, started and killed by the node
+- `prompt_scores`: How likely a model finds the tokens of a prompt
 - `replay`: Draws a sample again, token by token
 - `replica_ref`: A node's replica as its engine host is told of it
 - `room`: How much an inference server computes at a time, as it says itself

@@ -19,11 +19,14 @@ __all__ = [
     "ADAPTER_NAME",
     "BASE_VERSION",
     "EXACT_SEED",
+    "IMAGES",
     "JUDGES",
     "JUDGES_ADAPTERS",
+    "MAX_IMAGES",
     "MAX_REWARD_METADATA",
     "OPTIONS",
     "PORTABLE_DRAWS",
+    "PROMPT_LOGPROBS",
     "REPLAYS",
     "REWARD_NAME",
     "ROUTES",
@@ -86,14 +89,21 @@ STREAMS: Final = "streams"
 """The ability to tell the tokens of a completion as they are drawn."""
 TOP_LOGPROBS: Final = "top-logprobs"
 """The ability to tell the likeliest tokens of each draw (`SamplingOptions.top_logprobs`)."""
+PROMPT_LOGPROBS: Final = "prompt-logprobs"
+"""The ability to score the prompt that it continues (`SamplingOptions.prompt_logprobs`)."""
 STRUCTURES: Final = "structures"
 """The ability to draw only a text that is what was asked for (`SamplingOptions.structure`)."""
 SCORE_STRUCTURES: Final = "score-structures"
 """The ability to score tokens that were drawn so. No engine has it: another library may leave other tokens, or another
 engine none of them, so such samples are not judged."""
+IMAGES: Final = "images"
+"""The ability to read the images of a prompt (`SamplingOptions.images`). Only of an engine whose model reads images."""
+SCORE_IMAGES: Final = "score-images"
+"""The ability to score tokens that follow images. No engine has it: libraries of different releases scale an image
+otherwise, and an engine that does not read images reads another text, so such samples are not judged."""
 ABILITIES: Final = frozenset(
     {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS, ROUTES, STREAMS}
-    | {TOP_LOGPROBS, STRUCTURES}
+    | {TOP_LOGPROBS, STRUCTURES, PROMPT_LOGPROBS, IMAGES}
 )
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
@@ -108,7 +118,11 @@ MAX_BANNED_LENGTH: Final = 64
 MAX_STRUCTURE: Final = 1 << 16
 """Characters of `SamplingOptions.structure`."""
 MAX_TOP: Final = 20
-"""Tokens of `SamplingOptions.top_logprobs`, as OpenAI's and vLLM's."""
+"""Tokens of `SamplingOptions.top_logprobs` and `prompt_logprobs`, as OpenAI's and vLLM's."""
+MAX_IMAGES: Final = 16
+"""Images of one prompt."""
+DIGEST_BYTES: Final = 32
+"""Of an image's digest (`node.engines.images.digest_of`)."""
 MAX_STOP_TEXTS: Final = 16
 MAX_STOP_TEXT: Final = 1024
 """Characters of one stop text."""
@@ -196,12 +210,18 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     top_logprobs: int = 0
     """The completion says which tokens were the likeliest at each draw (`Completion.top`), so many of them. Needs the
     ability `TOP_LOGPROBS`."""
+    prompt_logprobs: int | None = None
+    """The completion says how likely each token of its prompt is, and which tokens are the likeliest in its place, so
+    many of them (`Completion.prompt_scores`); None: it does not. Needs the ability `PROMPT_LOGPROBS`."""
     structure: str = ""
     """What the text of the completion must be (`node.engines.structures`); empty: any text. Needs the ability
     `STRUCTURES`."""
     reward: RewardAsked | None = None
     """The node computes this reward of the completion. It changes no token, and engines do not see it. Needs its
     `RewardAsked.ability`."""
+    images: tuple[bytes, ...] = ()
+    """The digests of the prompt's images, in the order of their places in the prompt. Needs the ability `IMAGES`, and
+    the images themselves (`Prompt.images`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -233,8 +253,12 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             raise ValueError("adapter: a name of 1 to 64 of the characters A-Z a-z 0-9 . _ -")
         if not 0 <= self.top_logprobs <= MAX_TOP:
             raise ValueError(f"top_logprobs: 0 to {MAX_TOP}")
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_TOP:
+            raise ValueError(f"prompt_logprobs: 0 to {MAX_TOP}")
         if len(self.structure) > MAX_STRUCTURE:
             raise ValueError(f"structure: at most {MAX_STRUCTURE} characters")
+        if len(self.images) > MAX_IMAGES or not all(len(digest) == DIGEST_BYTES for digest in self.images):
+            raise ValueError(f"images: at most {MAX_IMAGES} digests of {DIGEST_BYTES} bytes")
 
     @property
     def reshapes(self) -> bool:
@@ -248,7 +272,9 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             adapter=self.adapter,
             routes=self.routes,
             top_logprobs=self.top_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             reward=self.reward,
+            images=self.images,
         )
 
     @property
@@ -341,7 +367,9 @@ def needs(sampling: SamplingParams) -> frozenset[str]:
         ADAPTERS: bool(options.adapter),
         ROUTES: options.routes,
         TOP_LOGPROBS: options.top_logprobs > 0,
+        PROMPT_LOGPROBS: options.prompt_logprobs is not None,
         STRUCTURES: bool(options.structure),
+        IMAGES: bool(options.images),
     }
     if options.reward is not None:
         wanted[options.reward.ability] = True
@@ -354,6 +382,7 @@ def scoring_needs(sampling: SamplingParams) -> frozenset[str]:
     wanted = {
         SCORE_OPTIONS: options.reshapes,
         SCORE_STRUCTURES: bool(options.structure),
+        SCORE_IMAGES: bool(options.images),
         JUDGES_ADAPTERS: bool(options.adapter),
     }
     return frozenset(ability for ability, needed in wanted.items() if needed)
@@ -364,12 +393,14 @@ class Prompt(msgspec.Struct, frozen=True):
 
     Two prompts with the same (seed, stream) draw with the same random numbers at any place of a batch, so every sample
     of a request group needs a stream of its own. `routes`: with `SamplingOptions.routes`, those of the prompt's tokens
-    are wanted, too. Raises `ValueError` for an empty prompt or a stream out of range.
+    are wanted, too. `images`: those of `SamplingOptions.images`, as PNG, JPEG or WebP. Raises `ValueError` for an empty
+    prompt or a stream out of range.
     """
 
     token_ids: tuple[int, ...]
     stream: int = 0
     routes: bool = False
+    images: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -399,6 +430,10 @@ class Completion(msgspec.Struct, frozen=True):
     `SamplingOptions.top_logprobs`, the likeliest tokens of each draw, packed by `node.engines.top_logprobs`, with
     log-probabilities of the same distribution as `logprobs`.
 
+    `prompt_scores`: with `SamplingOptions.prompt_logprobs`, how likely the model finds each token of the prompt but the
+    first after those before it, packed by `node.engines.prompt_scores`: at temperature 1 over the whole vocabulary,
+    whatever the sampling, by the version that drew the first token.
+
     Raises `ValueError` when lengths disagree, a log-probability is out of range, or the spans do not cover the tokens
     in order.
     """
@@ -410,6 +445,7 @@ class Completion(msgspec.Struct, frozen=True):
     routes: bytes = b""
     prompt_routes: bytes = b""
     top: bytes = b""
+    prompt_scores: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):

@@ -13,8 +13,9 @@ can check that. Keeping it is cheaper and cannot be checked.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -22,13 +23,29 @@ from codec.routes import RouteShape
 from node.engines.base import Completion, DrawnTokens, Prompt, SamplingParams, Span, Version
 from node.engines.constraints import Constraints
 from node.engines.judgement import Claim
+from node.engines.prompt_scores import pack_scores
 from node.engines.routing import RouteLog
 from node.engines.rows import Rows, check_tokens, vocabulary_of
-from node.engines.sampling import check_options, draw, draw_portable, likeliest, margins, reshaped, scores, uniforms
+from node.engines.sampling import (
+    check_options,
+    draw,
+    draw_portable,
+    likeliest,
+    log_probabilities,
+    margins,
+    reshaped,
+    scores,
+    uniforms,
+)
 from node.engines.texts import StopText
 from node.engines.top_logprobs import pack_top
 
-__all__ = ["Cohort", "judge", "score"]
+__all__ = ["Cohort", "judge", "score", "score_prompt"]
+
+LOGITS_BYTES: Final = 1 << 29
+"""Of a prompt that is scored, in memory at a time: 900 tokens at a vocabulary of 150,000."""
+PLAIN: Final = SamplingParams(1)
+"""The distribution that a prompt is scored by."""
 
 
 class Cohort:
@@ -53,13 +70,14 @@ class Cohort:
         a structure that cannot be followed.
         """
         self._sampling = sampling
+        self._model = model
         device = model.device
         self._rows = Rows(model, [prompt.token_ids for prompt in prompts], cached=cached)
         check_options(sampling, vocabulary_of(model))
         self._prompt = len(prompts[0].token_ids)
         """The length of each prompt."""
         wanted = sampling.extra.structure
-        given = [prompt.token_ids for prompt in prompts]
+        self._prompts = given = [prompt.token_ids for prompt in prompts]
         self._constraints = Constraints(texts, vocabulary_of(model), sampling, given) if wanted else None
         self._routes = None if shape is None else RouteLog(model, shape, len(prompts))
         self._prompt_routes = [prompt.routes for prompt in prompts]
@@ -80,6 +98,8 @@ class Cohort:
         """Rows that ended with a stop text."""
         self._versions: list[tuple[Version, int]] = []
         """(version, index of the first token that it drew), for each version that drew tokens."""
+        self._prompt_scores: dict[tuple[int, ...], bytes] = {}
+        """By prompt: `Completion.prompt_scores`."""
         self._told = 0
         """Tokens of each row that `new_tokens` has returned, or passed over because the row had ended."""
         self.done = False
@@ -98,9 +118,12 @@ class Cohort:
         logits, running = self._read(), self._running.tolist() if self._constraints else []
         if self._constraints is not None:
             logits = self._constraints.masked(logits, running)
+        if not at and self._sampling.extra.prompt_logprobs is not None:
+            k = self._sampling.extra.prompt_logprobs
+            self._prompt_scores = {ids: score_prompt(self._model, ids, k) for ids in set(self._prompts)}
         token, logprob = self._draw(logits, at)
         if self._sampling.extra.top_logprobs:
-            self._top.append(likeliest(logits, self._sampling, len(self._streams)))
+            self._top.append(likeliest(logits, self._sampling, len(self._streams), self._sampling.extra.top_logprobs))
         if self._constraints is not None:
             self._constraints.add(token.tolist(), running)
         self._tokens.append(token)
@@ -184,6 +207,7 @@ class Cohort:
                     routes=b"" if self._routes is None else self._routes.completion(row, length),
                     prompt_routes=self._routes.prompt(row) if self._routes and self._prompt_routes[row] else b"",
                     top=top(row, slice(length)),
+                    prompt_scores=self._prompt_scores.get(self._prompts[row], b""),
                 )
             )
         return completions
@@ -206,6 +230,24 @@ def score(
     """
     logits, chosen = _read_given(model, prompt, token_ids, sampling)
     return _score_given(logits, chosen, sampling)
+
+
+@torch.inference_mode()
+def score_prompt(model: PreTrainedModel, prompt: Sequence[int], k: int) -> bytes:
+    """`Completion.prompt_scores` of `prompt`, with `k` likeliest tokens in the place of each.
+
+    The text is read anew for each part of it whose logits have room in memory. Raises `ValueError` as `score` does.
+    """
+    rows = max(1, LOGITS_BYTES // (4 * vocabulary_of(model)))
+    found: list[tuple[np.ndarray, ...]] = []
+    for start in range(1, len(prompt), rows):
+        logits, chosen = _read_given(model, prompt[:start], prompt[start : start + rows], PLAIN)
+        logprobs = log_probabilities(logits, PLAIN)
+        own = logprobs.gather(-1, chosen[:, None])
+        top = likeliest(logits, PLAIN, len(logits), k)
+        parts = ((logprobs >= own).sum(-1), own[:, 0], *top)
+        found.append(tuple(part.cpu().numpy() for part in parts))
+    return pack_scores(*(np.concatenate(parts) for parts in zip(*found, strict=True))) if found else b""
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ __all__ = [
     "Gpu",
     "Machine",
     "ModelNeeds",
+    "cores_of_ranks",
     "needs_of",
     "plan_devices",
     "share_of",
@@ -180,15 +181,22 @@ def _gpu_shares(gpus: Sequence[Gpu], engines: int, ranks: int) -> tuple[DeviceSh
     return tuple(DeviceShare(tuple(names[i * ranks : (i + 1) * ranks])) for i in range(engines))
 
 
+def cores_of_ranks(cores: Sequence[int], ranks: int) -> str:
+    """The cores of each of an engine's ranks, as vLLM and SGLang read them: `4,5|6,7`."""
+    return "|".join(",".join(map(str, part)) for part in _divided(cores, ranks))
+
+
 def _core_shares(cores: Sequence[int], engines: int) -> tuple[DeviceShare, ...]:
-    """Each engine's cores, in order; with more engines than cores, several engines share one."""
+    """Each engine's cores."""
     if engines == 1:
         return (ANY_DEVICE,)
+    return tuple(DeviceShare(cores=part) for part in _divided(cores, engines))
+
+
+def _divided(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+    """The cores in order; with more parts than cores, several parts share one."""
     count = len(cores)
-    return tuple(
-        DeviceShare(cores=tuple(cores[i * count // engines : (i + 1) * count // engines]) or (cores[i % count],))
-        for i in range(engines)
-    )
+    return [tuple(cores[i * count // parts : (i + 1) * count // parts]) or (cores[i % count],) for i in range(parts)]
 
 
 def _least_bytes(gpus: Sequence[Gpu]) -> int:

@@ -55,6 +55,8 @@ class GroupedEngine:
     """When it told of its sequences last, by trio's clock."""
     late: bool = False
     """It was left behind, and gets no version before it was filled from the replica."""
+    filling: bool = False
+    """It was not ready when the others got a version, and may be loading an older one."""
     out: str = ""
     """Why it was given up: it cannot be started, or refuses the model; empty: it was not."""
 
@@ -70,7 +72,7 @@ class EngineGroup:
         self._rounds: trio.Nursery | None = None
         """Where requests to several engines run: one that is left behind outlives the call."""
         self._wanted: Version = BASE_VERSION
-        """The newest version that the group was to commit."""
+        """The newest version that the group was to take."""
         self._adapters: dict[str, Version] = {}
         """By name: the newest version that any engine has proven."""
         self.engines: tuple[GroupedEngine, ...] = ()
@@ -302,7 +304,7 @@ class EngineGroup:
 
     async def commit(self, version: Version, root: bytes) -> Commitment | None:
         """Commit on each engine that lacks the version. Returns the longest pauses of those that are not late."""
-        self._wanted = max(self._wanted, version)
+        self._want(version)
         answers = await self._on_each(self._behind(version), lambda host, _: host.commit(version, root))
         commits = [commit for commit in answers if commit is not None]
         if not commits:
@@ -310,7 +312,10 @@ class EngineGroup:
         return Commitment(max(commit.pause_s for commit in commits), max(commit.resume_s for commit in commits))
 
     async def reload(self, lacking: Version | None = None) -> None:
-        """Reload from the replica as it is now: every ready engine, or those that lack the version `lacking`."""
+        """Reload from the replica as it is now: every ready engine, or those that lack the version `lacking`; also one
+        that becomes ready later, if it was loaded with an older version."""
+        if lacking is not None:
+            self._want(lacking)
         engines = [engine for engine in self._up if not engine.late] if lacking is None else self._behind(lacking)
         await self._on_each(engines, lambda host, _: host.reload())
 
@@ -366,8 +371,22 @@ class EngineGroup:
             raise errors[0]
         return list(answers)
 
+    def _want(self, version: Version) -> None:
+        """The replica is at `version`. An engine that is not ready may be loading what it was before."""
+        self._wanted = max(self._wanted, version)
+        for engine in self.engines:
+            if self._rounds is not None and not (engine.host.ready or engine.filling or engine.out):
+                engine.filling = True
+                self._rounds.start_soon(self._fill, engine)
+
+    async def _fill(self, engine: GroupedEngine) -> None:
+        await engine.host.wait_ready()
+        engine.filling = False
+        await self._catch_up(engine)
+
     async def _catch_up(self, engine: GroupedEngine) -> None:
-        """An engine that was left behind has answered, or was lost: fill it from the replica if it is too old."""
+        """An engine that was left behind has answered, or was lost, or was loaded meanwhile: fill it from the replica
+        if it is too old."""
         try:
             while engine.host.lacks(self._wanted):
                 await engine.host.reload()

@@ -152,10 +152,11 @@ def log_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.T
     return logprobs if kept is logprobs else torch.log_softmax(kept, -1)
 
 
-def likeliest(logits: torch.Tensor, sampling: SamplingParams, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(token ids, log-probabilities) of the `top_logprobs` likeliest tokens of the first `rows` rows, both
-    (rows, top_logprobs); int64 and float32. Beyond the vocabulary: token 0 with -inf."""
-    count = sampling.extra.top_logprobs
+def likeliest(
+    logits: torch.Tensor, sampling: SamplingParams, rows: int, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(token ids, log-probabilities) of the `count` likeliest tokens of the first `rows` rows, both (rows, count);
+    int64 and float32. Beyond the vocabulary: token 0 with -inf."""
     found = log_probabilities(logits, sampling)[:rows].topk(min(count, logits.shape[-1]), -1)
     missing = count - found.indices.shape[-1]
     values = torch.nn.functional.pad(found.values, (0, missing), value=float("-inf"))

@@ -1,4 +1,5 @@
-"""What the text of a completion must be: JSON, JSON of a schema, a regular expression, or one of several texts. Pure.
+"""What the text of a completion must be: JSON, JSON of a schema, a regular expression, one of several texts, or
+a text of a grammar. Pure.
 
 `SamplingOptions.structure` has it as JSON with one field, named as in vLLM's `StructuredOutputsParams`.
 """
@@ -14,6 +15,8 @@ from node.engines.base import MAX_LENGTH, MAX_STRUCTURE
 __all__ = ["Structure", "begun_by", "encode_structure", "read_structure"]
 
 MAX_CHOICES: Final = 1024
+MAX_GRAMMAR: Final = 8192
+"""Characters. Reading a grammar of twice the length may take an engine four times as long."""
 BEGUN_ROOM: Final = 32
 """Characters that `Structure.begun` may add to a structure that was asked for."""
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_STRUCTURE)]
@@ -30,13 +33,15 @@ class Structure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     """The text is matched by this regular expression, from its beginning to its end."""
     choice: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_CHOICES)] = ()
     """The text is one of these."""
+    grammar: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GRAMMAR)] | None = None
+    """The text is one of this grammar, in the notation of GBNF (`root ::= ...`) or Lark (`start: ...`)."""
     begun: Annotated[int, msgspec.Meta(ge=0, le=MAX_LENGTH)] = 0
     """So many tokens at the end of the prompt are the beginning of the text."""
 
     def __post_init__(self) -> None:
-        given = (self.json is not None, self.json_object, self.regex is not None, bool(self.choice))
-        if sum(given) != 1:
-            raise ValueError("one of json, json_object, regex and choice")
+        texts = (self.json, self.regex, self.grammar)
+        if sum(each is not None for each in texts) + self.json_object + bool(self.choice) != 1:
+            raise ValueError("one of json, json_object, regex, choice and grammar")
 
 
 _decoder: Final = msgspec.json.Decoder(Structure)

@@ -26,6 +26,7 @@ from node.engines.arithmetic import class_label
 from node.engines.base import (
     ABILITIES,
     BASE_VERSION,
+    IMAGES,
     PORTABLE_DRAWS,
     REPLAYS,
     ROUTES,
@@ -105,6 +106,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
         lacks = {PORTABLE_DRAWS: self.device.type == "mps", STRUCTURES: not can_constrain()}
         self._abilities = ABILITIES - {
+            IMAGES,
             REPLAYS,
             ROUTES,
             *(ability for ability, is_lacking in lacks.items() if is_lacking),

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -27,8 +27,9 @@ from codec import Layout, Replica
 from codec.adapter import AdapterConfig, AdapterSlots
 from codec.errors import PeerError, SwarmError, UsageError
 from node.engines.adapters import GivenAdapter
-from node.engines.base import EngineError, Version
+from node.engines.base import IMAGES, EngineError, Version
 from node.engines.generation import Tasks, failure, generation_of
+from node.engines.images import digest_of
 from node.engines.interface import Engine, ScoringEngine, SharedReplica, WeightPatch
 from node.engines.messages import (
     AdapterProof,
@@ -142,6 +143,7 @@ class Worker:
             case Commit(number, version, root):
                 return self._generation.answer_commit(number, self._commit(version, root))
             case Generate():
+                _check_images(message, self._engine.abilities)
                 return self._generation.generate(message)
             case Cancel(number):
                 return self._generation.cancel(number)
@@ -224,6 +226,15 @@ class Worker:
             raise EngineError(f"{version} is not what is staged ({self._staged})")
         self._staged = None
         return self._engine.commit(version, root)
+
+
+def _check_images(message: Generate, abilities: Container[str]) -> None:
+    """Raises `ValueError` unless the images that the sampling names are there, and the engine reads images."""
+    named = message.sampling.extra.images
+    if named and IMAGES not in abilities:
+        raise ValueError("this engine reads no images")
+    if any(tuple(map(digest_of, prompt.images)) != named for prompt in message.prompts):
+        raise ValueError("its images are not those that its sampling names")
 
 
 def _work_off(line: Tasks) -> NoReturn:

@@ -9,12 +9,15 @@ Modules:
 - `admission`: Judges a request by its head alone
 - `answers`: Encodes accepted rollouts as OpenAI's clients read them
 - `app`: The endpoints
+- `bodies`: Decodes the body of a request
 - `choice_form`: How the tokens of a choice are written
 - `clients`: The keys of clients, and their quotas
 - `followed_answer`: Sends an answer while its samples are drawn
 - `followed_sample`: One sample whose tokens a client gets while they are drawn
 - `front`: The process that listens, and keeps the clients' requests while the seed is away
 - `gateway`: The gateway as the seed runs it
+- `image_parts`: The images in a chat request
+- `logprob_fields`: Reads the fields that ask for log-probabilities
 - `parameters`: Every field that a request may have, and what happens with it
 - `parsed_request`: Turns a request body into prompts and sampling parameters
 - `progress`: What of a stream its client has, as notes from which another seed goes on

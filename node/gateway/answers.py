@@ -14,6 +14,7 @@ those of samples that were accepted before.
 
 import base64
 import io
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -25,17 +26,18 @@ import numpy as np
 from codec.errors import SwarmError
 from codec.routes import read_header
 from node.engines.base import Version
-from node.engines.top_logprobs import read_top
+from node.engines.prompt_scores import PromptScore, read_scores
+from node.engines.top_logprobs import PAIR, read_top
 from node.gateway.choice_form import ChoiceForm, Likeliest
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
-from node.gateway.tool_calls import call_delta, find_calls
+from node.gateway.tool_calls import CallsInText, call_delta, find_calls
 from node.ledger.messages import Rollout
 from node.ledger.packing import unpack_floats, unpack_tokens
 from node.ledger.route_reader import BadRoutes, Routed, read_sample
 from node.ledger.state import Group
 
-__all__ = ["DONE", "CompletionAnswer", "InvalidSample", "event", "origin_of"]
+__all__ = ["DONE", "CompletionAnswer", "InvalidSample", "event", "origin_of", "prompt_text_of", "usage_of"]
 
 DONE: Final = b"data: [DONE]\n\n"
 """The event that ends a stream."""
@@ -57,7 +59,10 @@ class InvalidSample(SwarmError):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One sample. `text` has no end token, and ends at the first stop text."""
+    """One sample. `text` has no end token, and ends at the first stop text.
+
+    Of an answer about the prompt alone it has no tokens, and the version of the scores in `versions`.
+    """
 
     index: int
     text: str
@@ -74,11 +79,14 @@ class Choice(msgspec.Struct, frozen=True):
     """What the answer shows before `text`."""
     routes: Mapping[str, str] = MappingProxyType({})
     """Empty, or the field `routed_experts`: base64 of a .npy file, as vLLM has it."""
+    scores: Sequence[PromptScore] = ()
+    """Of each token of the prompt but the first, or empty."""
 
     @property
     def origin(self) -> dict[str, Any]:
         """The fields that say which versions the tokens are from, and which experts they took."""
-        return origin_of(self.versions, self.own_versions) | dict(self.routes)
+        found = origin_of(self.versions, self.own_versions) | dict(self.routes)
+        return found if self.token_ids else found | dict.fromkeys(found.keys() & {"versions", "own_versions"}, ())
 
 
 class CompletionAnswer:
@@ -119,9 +127,10 @@ class CompletionAnswer:
         return [
             CHOICE_BYTES
             + PROMPT_TOKEN_BYTES * len(prompt)
-            + ECHO_BYTES * max(map(len, self._parsed.echo), default=0)
+            + ECHO_BYTES * max(map(len, (*self._parsed.echo, self._parsed.prompt_text or "")))
             + token_bytes * rollout.length
             + _route_bytes(prompt, rollout)
+            + LOGPROB_BYTES * (len(rollout.prompt_scores) // PAIR.itemsize)
             for _, prompt, rollout, _ in self._samples
         ]
 
@@ -129,12 +138,16 @@ class CompletionAnswer:
         """The part of the body with choice `i`. The body is all parts, encoded and joined in order."""
         head = self._head("chat.completion" if self._chat else "text_completion")
         choice = self._choice(i)
+        if self._chat:
+            head |= prompt_text_of(self._parsed)
+            head |= self._form.prompt_logprobs(choice.prompt, choice.scores)
         return self._part(i, head, self._chat_choice(choice) if self._chat else self._completion_choice(choice))
 
     def tokens(self, i: int) -> bytes:
         """As `whole`, for `/inference/v1/generate`, as vLLM answers: no texts, and tokens by number."""
         choice = self._choice(i)
         head = {"request_id": self._parsed.request_id or self._id, "prompt_token_ids": tuple(choice.prompt)}
+        head |= self._form.prompt_logprobs(choice.prompt, choice.scores, texts=False)
         content = [
             _by_number(token, logprob) | {"top_logprobs": [_by_number(*pair) for pair in pairs]}
             for token, logprob, pairs in zip(
@@ -152,10 +165,14 @@ class CompletionAnswer:
     def events(self, i: int) -> bytes:
         """The events of choice `i` in a stream; for the last choice, also those that end the stream."""
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        usage = {"usage": None} if self._parsed.usage else {}
         choice = self._choice(i)
+        usage: dict[str, Any] = {"usage": None} if self._parsed.usage else {}
+        if self._parsed.usage_so_far:
+            usage = {"usage": usage_of(len(choice.prompt), len(choice.token_ids))}
         parts = self._deltas(choice) if self._chat else [self._completion_choice(choice)]
-        events = [event(self._head(kind) | {"choices": [part]} | usage) for part in parts]
+        first = {} if i else prompt_text_of(self._parsed)
+        heads = itertools.chain([self._head(kind) | first], itertools.repeat(self._head(kind)))
+        events = [event(head | {"choices": [part]} | usage) for head, part in zip(heads, parts, strict=False)]
         if i == len(self._samples) - 1:
             if self._parsed.usage:
                 events.append(event(self._head(kind) | {"choices": [], "usage": self._usage()}))
@@ -167,7 +184,9 @@ class CompletionAnswer:
         choice = _choice(self._parsed, self._text, prompt, index, rollout, own)
         echo = self._parsed.echo[index // self._parsed.n] if self._parsed.echo else ""
         routes = self._routed_experts(i, len(choice.token_ids))
-        choice = msgspec.structs.replace(choice, routes=routes, echo=echo)
+        k = self._parsed.sampling.extra.prompt_logprobs
+        scores = () if k is None else read_scores(rollout.prompt_scores, k)
+        choice = msgspec.structs.replace(choice, routes=routes, echo=echo, scores=scores)
         self._encoded_tokens += len(choice.token_ids)
         return choice
 
@@ -201,23 +220,28 @@ class CompletionAnswer:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._name} | known
 
     def _usage(self) -> dict[str, int]:
-        prompts, drawn = sum(map(len, self._parsed.prompts)), self._encoded_tokens
-        return {"prompt_tokens": prompts, "completion_tokens": drawn, "total_tokens": prompts + drawn}
+        return usage_of(sum(map(len, self._parsed.prompts)), self._encoded_tokens)
 
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
-        return {
-            "index": choice.index,
-            "text": choice.echo + choice.text,
-            "logprobs": self._form.completion_logprobs(choice.token_ids, choice.logprobs, top=choice.top),
-            "finish_reason": choice.finish_reason,
-            "prompt_token_ids": tuple(choice.prompt),
-            "token_ids": choice.token_ids,
-        } | choice.origin
+        offset = self._form.echoed_length(choice.prompt)
+        sampled = self._form.completion_logprobs(choice.token_ids, choice.logprobs, offset, choice.top)
+        return (
+            {
+                "index": choice.index,
+                "text": choice.echo + choice.text,
+                "logprobs": self._form.echoed_logprobs(choice.prompt, choice.scores, sampled),
+                "finish_reason": choice.finish_reason,
+                "prompt_token_ids": tuple(choice.prompt),
+                "token_ids": choice.token_ids,
+            }
+            | self._form.prompt_logprobs(choice.prompt, choice.scores)
+            | choice.origin
+        )
 
     def _chat_choice(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.echo + choice.text, "refusal": None}
         reason = choice.finish_reason
-        if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
+        if (found := self._calls(choice)).calls:
             message |= {
                 "content": choice.echo + found.content or None,
                 "tool_calls": [call.encode() for call in found.calls],
@@ -232,11 +256,16 @@ class CompletionAnswer:
             "token_ids": choice.token_ids,
         } | choice.origin
 
+    def _calls(self, choice: Choice) -> CallsInText:
+        if self._parsed.tools is None:
+            return CallsInText(choice.text, [])
+        return find_calls(choice.text, self._parsed.tools, one=self._parsed.one_call)
+
     def _deltas(self, choice: Choice) -> Iterator[dict[str, Any]]:
         nothing = {"index": choice.index, "logprobs": None, "finish_reason": None}
         content: str | None = choice.echo + choice.text
         reason, calls = choice.finish_reason, ()
-        if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
+        if (found := self._calls(choice)).calls:
             content, calls = choice.echo + found.content or None, found.calls
             reason = "tool_calls" if reason == "stop" else reason
         yield nothing | {"delta": {"role": "assistant", "content": ""}}
@@ -261,6 +290,16 @@ def origin_of(versions: Sequence[Version], own_versions: Sequence[int]) -> dict[
     return {"versions": versions, "version_start": versions[0], "version_end": versions[-1], **own}
 
 
+def usage_of(prompt: int, drawn: int) -> dict[str, int]:
+    """The field `usage` after so many tokens of prompts, and so many that were drawn."""
+    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+
+
+def prompt_text_of(parsed: ParsedRequest) -> dict[str, str]:
+    """The field `prompt_text` of an answer, if it has one."""
+    return {} if parsed.prompt_text is None else {"prompt_text": parsed.prompt_text}
+
+
 def event(value: object) -> bytes:
     """One server-sent event."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
@@ -281,6 +320,8 @@ def _choice(
         for value, span, start in zip(own, rollout.spans, starts, strict=False)
         for each in [value] * (span.end - start)
     ]
+    if parsed.prompt_only:
+        return Choice(index, "", "length", (), (), tuple(versions[:1]), prompt, tuple(owns[:1]))
     reason: str = rollout.finish_reason
     options = parsed.sampling.extra
     ended = reason == "stop" and tokens[-1] in parsed.sampling.stop_tokens

@@ -9,8 +9,8 @@ import trio
 from blake3 import blake3
 
 from codec.errors import PeerError
-from node.engines.base import Version
-from node.gateway import parameters
+from node.engines.base import MAX_IMAGES, Version
+from node.gateway import bodies
 from node.gateway.admission import CHAT, COMPLETIONS, GENERATE, MODEL, Admission, wrong_key
 from node.gateway.answers import CompletionAnswer, InvalidSample, event
 from node.gateway.clients import Client, Clients, OverQuota
@@ -37,7 +37,8 @@ READERS: Final = 2
 """Threads that parse requests (JSON, chat templates, tokenizers), and as many that encode answers. A long text must not
 stop the swarm's event loop or occupy its threads, and answers must not wait for prompts."""
 HELD_BYTES: Final = 64 << 20
-"""Memory of the prompts in flight, and of the samples of answers that are not sent yet: eight million tokens."""
+"""Memory of the prompts in flight with their scores, and of the samples of answers that are not sent yet: eight million
+tokens."""
 ENCODED_BYTES: Final = 32 << 20
 """Memory of the answers that are being encoded, or are encoded and being sent."""
 ENCODED_WAIT_S: Final = 60.0
@@ -58,7 +59,7 @@ class _Post(NamedTuple):
     """An endpoint that takes a body."""
 
     fields: str
-    """The key in `parameters.BODIES`."""
+    """The key in `bodies.BODIES`."""
     parse: Callable[..., ParsedRequest]
     chat: bool = False
     encode: Callable[[CompletionAnswer, int], bytes] = CompletionAnswer.whole
@@ -86,10 +87,11 @@ class App:
         admission: Admission | None = None,
         answer_within_s: float = 600.0,
         exact_seeds: bool = True,
+        images: int = MAX_IMAGES,
     ) -> None:
         """`name`: of the base model. `head()`: the newest (epoch, version). `adapters()`: by name, each one's own
-        version; each is a model, too. `admission`: of the clients; None: whoever connects. `exact_seeds`: refuse a
-        request with a seed where no engine can generate the same tokens again."""
+        version; each is a model, too. `admission`: of the clients; None: all may connect. `exact_seeds`: refuse a
+        request with a seed where no engine can generate the same tokens again. `images`: that a request may have."""
         self._name = name
         self._text = text
         self._tracker = tracker
@@ -98,6 +100,7 @@ class App:
         self._admission = Admission(Clients(None)) if admission is None else admission
         self._answer_within_s = answer_within_s
         self._exact_seeds = exact_seeds
+        self._images = images
         self._readers = trio.CapacityLimiter(READERS)
         self._writers = trio.CapacityLimiter(READERS)
         self.held = MemoryBudget(HELD_BYTES, 0.0)
@@ -219,7 +222,8 @@ class App:
         parsed = await self._parse(request, post, session, again=again)
         if isinstance(parsed, Response):
             return parsed
-        prompts = REQUEST_BYTES + TOKEN_BYTES * sum(map(len, parsed.prompts))
+        prompts = REQUEST_BYTES + TOKEN_BYTES * sum(map(len, parsed.prompts)) + parsed.scores_bytes
+        prompts += sum(map(len, parsed.images))
         if self.held.held and self.held.held + prompts > self.held.most:  # a single request may exceed the budget
             raise BudgetFull
         held = MemoryShare(self.held)
@@ -235,7 +239,9 @@ class App:
             param = parsed.field_for(error.lacking)
             raise BadRequest(f"{param}: {error}", param) from error
         if parsed.stream:
-            follow = all(can_follow(parsed.sampling, parsed.n, len(prompt)) for prompt in parsed.prompts)
+            follow = not parsed.prompt_only and all(
+                can_follow(parsed.sampling, parsed.n, len(prompt)) for prompt in parsed.prompts
+            )
             stream = (self._follow if follow else self._stream)(parsed, post.chat, held, client, request)
             return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
         answer = await self._answer(parsed, post.chat, held, client)
@@ -275,13 +281,14 @@ class App:
             raise Overloaded("Too many requests wait to be read.")
 
         def parse() -> ParsedRequest | Response:
-            body = parameters.parse(post.fields, _bounded(request.body))
+            body = bodies.parse(post.fields, _bounded(request.body))
             if (unknown := self._unknown_model(body.model or "")) is not None:
                 return unknown
             wanted = wanted_version(body, request.headers)
             if wanted is not None:
                 wanted.check(self._head())
-            parsed = self._drawn_by(post.parse(body, self._text, session, exact=self._exact_seeds))
+            more = {"most_images": self._images} if post.chat else {}
+            parsed = self._drawn_by(post.parse(body, self._text, session, exact=self._exact_seeds, **more))
             parsed = msgspec.structs.replace(parsed, wanted=wanted, again=again)
             # An array has four bytes per token, a tuple of numbers thirty-six.
             return msgspec.structs.replace(parsed, prompts=tuple(array("I", prompt) for prompt in parsed.prompts))
@@ -299,8 +306,9 @@ class App:
         async def ask(i: int, scope: trio.CancelScope) -> None:
             try:
                 groups[i] = await self._tracker.ask(
-                    parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity, parsed.wanted, again=parsed.again
-                )
+                    parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity, parsed.wanted,
+                    images=parsed.images, again=parsed.again,
+                )  # fmt: skip
             except (Impossible, NoNodes, Overloaded, PeerError) as error:
                 errors.append(error)
                 scope.cancel()

@@ -130,7 +130,7 @@ class Clients:
 
     def __init__(self, path: Path | None, key: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         """`path`: the file of keys with quotas (`node.settings.client_keys`), which may not exist; None: there is none.
-        `key`: a key without a quota, if any. Without either, whoever connects is a client. Raises `UsageError` for a
+        `key`: a key without a quota, if any. Without either, all that connect are one client. Raises `UsageError` for a
         file that cannot be read."""
         self._path, self._key, self._clock = path, key, clock
         self._known: dict[str, Client] = {}

@@ -157,7 +157,7 @@ class FollowedAnswer:
         """Have sample `i` drawn, and send its events."""
         sample, parsed = self._samples[i], self._parsed
         prompt = parsed.prompts[i // parsed.n]
-        ask = partial(self._tracker.ask_followed, again=parsed.again)
+        ask = partial(self._tracker.ask_followed, images=parsed.images, again=parsed.again)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, prompt, sample, parsed.affinity, parsed.wanted)
             while True:
@@ -171,7 +171,8 @@ class FollowedAnswer:
         """Send what is new of sample `number`. Whether that was its end."""
         choice = self._events.choices[number]
         piece = sample.since(choice.sent)
-        if piece.ending is None and not piece.tokens:
+        least = self._parsed.stream_interval if choice.sent else 1
+        if piece.ending is None and len(piece.tokens) < least:
             return False
         if piece.ending is not None and self._parsed.wanted is not None:
             self._parsed.wanted.check_tokens((version for version, _ in piece.versions), self._head())

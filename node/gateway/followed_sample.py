@@ -244,11 +244,14 @@ class FollowedSample:
 def can_follow(sampling: SamplingParams, n: int, prompt: int) -> bool:
     """Whether clients may get the tokens of such samples while they are drawn. `prompt`: its tokens.
 
-    Otherwise they get each answer when its samples were accepted: routes come with whole samples, several samples with
-    one seed belong to one group, and a prompt must have room for the tokens that are continued.
+    Otherwise they get each answer when its samples were accepted: routes and scores of the prompt come with whole
+    samples, several samples with one seed belong to one group, and a prompt must have room for the tokens that are
+    continued.
     """
     options = sampling.extra
-    return not options.routes and (n == 1 or not options.seeded) and prompt + sampling.max_tokens <= MAX_TOKENS
+    if options.routes or options.prompt_logprobs is not None:
+        return False
+    return (n == 1 or not options.seeded) and prompt + sampling.max_tokens <= MAX_TOKENS
 
 
 def rest_of(sampling: SamplingParams, taken: int) -> SamplingParams:

@@ -53,7 +53,7 @@ class Gateway:
         exact = not config.inexact_seeds
         app = App(
             config.model_name, text, tracker, self._head,
-            adapters=lambda: self._ledger.adapters, admission=admission, exact_seeds=exact,
+            adapters=lambda: self._ledger.adapters, admission=admission, exact_seeds=exact, images=config.images,
         )  # fmt: skip
         self._ledger.clients[self] = clients.status
         try:

@@ -7,16 +7,11 @@ of docs/parameters.md.
 """
 # ruff: noqa: E501 - a row is a line
 
-import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from codec.errors import PeerError
-from codec.unpack import unpack
-
-__all__ = ["BODIES", "ENDPOINTS", "PARAMETERS", "BadRequest", "Parameter", "markdown", "parse"]
+__all__ = ["ENDPOINTS", "PARAMETERS", "BadRequest", "Parameter", "markdown"]
 
 C: Final = "completions"
 H: Final = "chat"
@@ -73,7 +68,8 @@ _TEXTS = str | list[str]
 _ONE_LOGPROB = "Only the log-probabilities of the sampled and the likeliest tokens are known."
 _FORMATS = "Use `structured_outputs`."
 _REASONING = "Reasoning is not separated from the rest of an answer."
-_IMAGES = "Models read and write only text."
+_ONLY_TEXT = "Answers are text."
+_IMAGES = "[Images](#images) are read as the model's own processor reads them."
 _TOKENS_ALONE = "Only tokens are read."
 _BEAMS = "There is no beam search."
 
@@ -82,7 +78,7 @@ _SAMPLING: Final = (
         "max_tokens",
         int,
         (C, H, S),
-        "The most tokens of an answer. Default: 16 for completions; otherwise as many as the model can read after the prompt, or 4,096 where its config.json does not say how many it reads.",
+        "The most tokens of an answer; with `echo` also 0, for the prompt alone. Default: 16 for completions; otherwise as many as the model can read after the prompt, or 4,096 where its config.json does not say how many it reads.",
         3,
     ),
     _done("max_completion_tokens", int, (H,), "The newer name of `max_tokens`. Both with different values: 400.", 3),
@@ -181,7 +177,13 @@ _SAMPLING: Final = (
         {"max_pattern_size": 4, "min_count": 3},
     ),
     _refused("thinking_token_budget", (C, H, S), "Tokens of reasoning are not counted separately.", 8, -1),
-    _refused("prompt_logprobs", (C, H, S), "Engines score no prompts for clients.", 1),
+    _done(
+        "prompt_logprobs",
+        int,
+        (C, H, S),
+        "As vLLM: how likely the model finds each [token of the prompt](#log-probabilities-of-prompts), and so many of the likeliest tokens in its place; at most 20. In a stream: 400.",
+        1,
+    ),
     _refused("logprob_token_ids", (C, H, S), _ONE_LOGPROB, [1]),
     _done(
         "response_format",
@@ -194,7 +196,7 @@ _SAMPLING: Final = (
         "structured_outputs",
         dict[str, Any],
         (C, H, S),
-        "One of `json` (a schema), `json_object`, `regex` and `choice`: the [structure](#structures) of the text. Others: 400.",
+        "One of `json` (a schema), `json_object`, `regex`, `choice` and `grammar`: the [structure](#structures) of the text. Others: 400.",
         {"choice": ["a", "b"]},
     ),
     *(
@@ -217,7 +219,7 @@ _PROMPT: Final = (
         "messages",
         list[dict[str, Any]],
         (H,),
-        "Rendered by the base checkpoint's chat template. Parts other than text, such as [images](#images): 400.",
+        "Rendered by the base checkpoint's chat template. Parts may be texts and [images](#images) (`image_url`). Others: 400.",
     ),
     _done(
         "add_special_tokens",
@@ -238,7 +240,7 @@ _PROMPT: Final = (
         "echo",
         bool,
         (C,),
-        "The text begins with the prompt. With `logprobs`: 400, because engines score no prompts for clients.",
+        "The text begins with the prompt, and `logprobs` with those of [its tokens](#log-probabilities-of-prompts).",
         True,
     ),
     _done("echo", bool, (H,), "As vLLM: the message begins with the last one given, if that is the assistant's.", True),
@@ -292,11 +294,17 @@ _PROMPT: Final = (
         "`auto`: the model decides. `none`: the template gets no tools. `required`, or the function of one tool: the text is [calls](#structures) and nothing else.",
         "none",
     ),
-    _refused("parallel_tool_calls", (H,), "Nothing can keep the model from calling several tools.", False, True),
+    _done(
+        "parallel_tool_calls",
+        bool,
+        (H,),
+        "False: an answer has at most one [call](#tool-calls). If the model writes several, it is the first one, as in vLLM.",
+        False,
+    ),
     _refused("functions", (H,), "Use `tools`.", [{"name": "f"}], []),
     _refused("function_call", (H,), "Use `tools`.", {"name": "f"}, "none", "auto"),
-    _refused("modalities", (H,), _IMAGES, ["text", "audio"], ["text"]),
-    _refused("audio", (H,), _IMAGES, {"voice": "a", "format": "wav"}),
+    _refused("modalities", (H,), _ONLY_TEXT, ["text", "audio"], ["text"]),
+    _refused("audio", (H,), _ONLY_TEXT, {"voice": "a", "format": "wav"}),
     _refused("media_io_kwargs", (H,), _IMAGES, {"image": {}}, {}),
     _refused("mm_processor_kwargs", (H,), _IMAGES, {"a": 1}, {}),
     _refused("mm_payload", (C, H), "Requests are not rendered for others here.", "none", "tensors"),
@@ -344,7 +352,13 @@ _ANSWER: Final = (
     _refused(
         "return_token_offsets", (C, H), "The positions of tokens in the prompt's text are not known.", True, False
     ),
-    _refused("return_prompt_text", (H,), "Answers have no prompt text; they have `prompt_token_ids`.", True, False),
+    _done(
+        "return_prompt_text",
+        bool,
+        (H,),
+        "The answer, or the first event of a stream, has `prompt_text`: what the chat template made of the messages.",
+        True,
+    ),
     _refused("include_reasoning", (H,), "Reasoning is not separated from the rest of an answer.", False, True),
     _done(
         "return_routed_experts",
@@ -364,10 +378,21 @@ _ANSWER: Final = (
     _done("stream", bool, (C, H), "The answer is sent as events, [as its tokens are drawn](#streams).", True),
     _refused("stream", (G,), "Answers are not streamed.", True, False),
     _done(
-        "stream_options", dict[str, Any], (C, H), "`include_usage`. Others, unless false: 400.", {"include_usage": True}
+        "stream_options",
+        dict[str, Any],
+        (C, H),
+        "`include_usage`, and with it `continuous_usage_stats`: each event has the tokens of its choice so far. Others, unless false: 400.",
+        {"include_usage": True},
     ),
     _refused("stream_options", (G,), "Answers are not streamed.", {"include_usage": True}),
-    _refused("stream_interval", (C, H, S), "Tokens are sent as they come; a slow client gets several in one event.", 4),
+    _done(
+        "stream_interval",
+        int,
+        (C, H),
+        "As vLLM: after the first event of a choice, each has at least so many tokens, except the last.",
+        4,
+    ),
+    _harmless("stream_interval", (S,), "Answers of this endpoint are not streamed.", 4, int),
     _refused("output_mode", (G,), "Answers have tokens but no text.", "text", "tokens"),
 )
 
@@ -421,67 +446,13 @@ _INSIDE_VLLM: Final = (
     _harmless("skip_clone", (S,), "It concerns how vLLM stores parameters in memory.", True),
     _harmless("output_text_buffer_length", (S,), "It concerns how vLLM streams text.", 4),
     _harmless("skip_reading_prefix_cache", (S,), "An engine may read the prefix from its cache.", True),
-    _refused("prompt_logprob_token_ids", (S,), "Engines score no prompts for clients.", [[1]]),
-    _refused("prompt_logprob_start", (S,), "Engines score no prompts for clients.", 1),
+    _refused("prompt_logprob_token_ids", (S,), "`prompt_logprobs` names the likeliest tokens, and no others.", [[1]]),
+    _refused("prompt_logprob_start", (S,), "`prompt_logprobs` is of the whole prompt.", 1),
     _refused("trace_decode_token_ids", (S,), "Tokens are sampled, not given.", [1]),
     _refused("extra_args", (S,), "No extension reads it.", {"a": 1}, {}),
 )
 
 PARAMETERS: Final = (*_SAMPLING, *_PROMPT, *_ANSWER, *_SERVICE, *_INSIDE_VLLM)
-
-_REQUIRED: Final = ("prompt", "messages", "token_ids", "sampling_params")
-
-
-def _body(endpoint: str) -> type[msgspec.Struct]:
-    rows = [row for row in PARAMETERS if endpoint in row.on]
-    fields = [(row.name, row.kind) if row.name in _REQUIRED else (row.name, row.kind | None, None) for row in rows]
-    return msgspec.defstruct(f"{endpoint.title()}Body", fields, kw_only=True, forbid_unknown_fields=True)
-
-
-BODIES: Final = {endpoint: _body(endpoint) for endpoint in (C, H, S)}
-"""The type of a body, by endpoint; see `parse`."""
-_of_generate = _body(G)
-BODIES[G] = msgspec.defstruct(
-    "GenerateBody", [("sampling_params", BODIES[S])], bases=(_of_generate,), kw_only=True, forbid_unknown_fields=True
-)
-_DECODERS: Final = {endpoint: msgspec.json.Decoder(body) for endpoint, body in BODIES.items()}
-_ROWS: Final[Mapping[str, tuple[Parameter, ...]]] = {
-    endpoint: tuple(row for row in PARAMETERS if endpoint in row.on and row.happens == "refused")
-    for endpoint in ENDPOINTS
-}
-
-
-def parse(endpoint: str, data: bytes | bytearray | memoryview) -> Any:
-    """The body of a request to `endpoint`: one of `BODIES`, with None for missing fields. Raises `BadRequest`."""
-    try:
-        body: Any = unpack(_DECODERS[endpoint], memoryview(data), "The body cannot be read")
-    except PeerError as error:
-        raise _unreadable(str(error)) from error
-    _refuse(endpoint, body)
-    if endpoint == G:
-        _refuse(S, body.sampling_params)
-    return body
-
-
-def _refuse(endpoint: str, body: Any) -> None:
-    """Raises `BadRequest` for a refused field that asks for something."""
-    for row in _ROWS[endpoint]:
-        value = getattr(body, row.name)
-        if value is None or value in row.nothing or (row.name == "best_of" and value == body.n):
-            continue
-        name = f"{S}.{row.name}" if endpoint == S else row.name
-        raise BadRequest(f"{name} is not offered: {row.says}", name)
-
-
-def _unreadable(error: str) -> BadRequest:
-    """Names the field that an error of msgspec is about."""
-    inside = f"{S}." if f"at `$.{S}" in error else ""
-    if unknown := re.search(r"unknown field `([^`]{1,64})`", error):
-        name = inside + unknown[1]
-        return BadRequest(f"{name} is no field of this endpoint; docs/parameters.md lists those that are.", name)
-    at = rf"- at `\$\.{inside}(\w{{1,64}})" if inside else r"- at `\$\.(\w{1,64})"
-    found = re.search(at, error) or re.search(r"required field `(\w{1,64})", error)
-    return BadRequest(f"{error}.", (inside + found[1] if found else inside.rstrip(".")) or None)
 
 
 def markdown() -> str:

@@ -7,7 +7,7 @@ the others their effect.
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from blake3 import blake3
@@ -15,20 +15,26 @@ from blake3 import blake3
 from node.engines.base import (
     ADAPTERS,
     EXACT_SEED,
+    IMAGES,
+    MAX_IMAGES,
     MAX_STOP_TEXTS,
-    MAX_TOP,
+    PROMPT_LOGPROBS,
     ROUTES,
     STRUCTURES,
     TOP_LOGPROBS,
     SamplingOptions,
     SamplingParams,
 )
+from node.engines.images import digest_of
+from node.engines.prompt_scores import scores_bytes
+from node.gateway.image_parts import check_places, read_messages
+from node.gateway.logprob_fields import Logprobs, of_chat, of_completion, of_prompt, of_tokens
 from node.gateway.parameters import BadRequest
 from node.gateway.structure_fields import Asked, asked_structure, forced_calls
 from node.gateway.text import BadText, Text
 from node.gateway.tool_calls import ToolSyntax, plain_arguments
 from node.gateway.wanted_version import WantedVersion
-from node.ledger.message_content import NotText, with_plain_content
+from node.ledger.message_content import NotText
 from node.ledger.messages import MAX_TOKENS
 from node.ledger.model_limits import ModelLimits
 from node.ledger.packing import pack_tokens
@@ -42,6 +48,8 @@ MAX_SAMPLES: Final = 256
 MAX_MESSAGES: Final = 8192
 """Messages of a conversation: a template is a program, and takes some ten microseconds for each."""
 MAX_BAD_WORDS: Final = 128
+MAX_SCORES_BYTES: Final = 64 << 20
+"""Of the scores of the prompts of all samples of one request: 4,000,000 tokens with the likeliest one each."""
 MAX_NAME: Final = 256
 """Characters of the name of a session or a request."""
 LEAST_TEMPERATURE: Final = 0.01
@@ -62,6 +70,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     stream: bool
     usage: bool
     """End a stream with the numbers of tokens."""
+    usage_so_far: bool
+    """Give them with each event of a stream, too: those of its choice so far."""
     affinity: bytes
     """A hash of its session's name, or empty."""
     asked: tuple[str, ...] = ()
@@ -80,40 +90,51 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """The versions that tokens may be from; None: those that the gateway's `max_lag` allows."""
     echo: tuple[str, ...] = ()
     """What the text of an answer begins with: one for each prompt; empty: with its first token."""
+    echo_logprobs: int | None = None
+    """`logprobs` begins with the prompt's tokens, with so many of the likeliest tokens beside each; None: it begins
+    with the first token that was drawn."""
+    prompt_logprobs: int | None = None
+    """As `SamplingOptions.prompt_logprobs`, for the field of that name in the answer; None: it has no such field."""
+    prompt_only: bool = False
+    """The answer is about the prompt. It has none of the tokens that are drawn."""
+    prompt_text: str | None = None
+    """The field of that name in the answer; None: it has none."""
+    stream_interval: int = 1
+    """Tokens of each event of a stream, at least, except a choice's first and last event."""
+    one_call: bool = False
+    """An answer has at most one call of a tool."""
     routes_from: int | None = None
     """The token of the prompt from which on the answer has routes; None: it has none."""
+    images: tuple[bytes, ...] = ()
+    """The encoded images of the prompt, whose digests the sampling has."""
     again: bool = False
     """A seed that ended has let it in: it is not refused because others came before it to the next one."""
 
     def field_for(self, ability: str) -> str | None:
         """The field that needs `ability` of an engine."""
-        fields = {EXACT_SEED: "seed", ADAPTERS: "model", ROUTES: "return_routed_experts"}
+        fields = {EXACT_SEED: "seed", ADAPTERS: "model", ROUTES: "return_routed_experts", IMAGES: "messages"}
         several = {
             TOP_LOGPROBS: ("top_logprobs", "logprobs"),
+            PROMPT_LOGPROBS: ("prompt_logprobs", "echo"),
             STRUCTURES: ("tool_choice", "structured_outputs", "response_format"),
         }
         if ability in several:
             return next(name for name in several[ability] if name in self.asked)
         return fields.get(ability) or next(iter(self.asked), None)
 
-
-class _Logprobs(NamedTuple):
-    """Whether those of the sampled tokens are wanted, those of how many of the likeliest ones, and the field that says
-    so."""
-
-    sampled: bool
-    top: int
-    field: str
+    @property
+    def scores_bytes(self) -> int:
+        """The memory of the scores of the prompts in all samples."""
+        k = self.sampling.extra.prompt_logprobs
+        return self.n * sum(scores_bytes(len(prompt), k) for prompt in self.prompts)
 
 
 def parse_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
     """The request in the body of /v1/completions. `session`: its name in a header. `exact`: a seed must give the same
     tokens every time. Raises `BadRequest`."""
     most = 16 if body.max_tokens is None else body.max_tokens
-    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP:
-        raise BadRequest(f"logprobs: 0 to {MAX_TOP}.", "logprobs")
-    likeliest = body.logprobs == 1 and body.temperature == 0  # the sampled token is the likeliest one
-    logprobs = _Logprobs(body.logprobs is not None, 0 if likeliest else body.logprobs or 0, "logprobs")
+    prompt_only = bool(body.echo) and most == 0  # as OpenAI and vLLM: the texts are scored, not continued
+    logprobs = of_completion(body, prompt_only=prompt_only)
     special = body.add_special_tokens is not False
     with _about("prompt"):
         prompt = body.prompt
@@ -125,14 +146,14 @@ def parse_completion(body: Any, text: Text, session: str = "", *, exact: bool = 
             raise BadRequest(f"prompt: a text, token ids, or a list of 1 to {MAX_PROMPTS} of these.")
         else:
             prompts = [_tokens(part, text, special) for part in prompt]
-    parsed = _parse_common(body, prompts, most, logprobs, text, session, exact)
-    return msgspec.structs.replace(parsed, echo=_echo(body, text, parsed)) if body.echo else parsed
+    parsed = _parse_common(body, prompts, 1 if prompt_only else most, logprobs, text, session, exact)
+    if not body.echo:
+        return parsed
+    return msgspec.structs.replace(parsed, echo=_echo(body, text, parsed), prompt_only=prompt_only)
 
 
 def _echo(body: Any, text: Text, parsed: ParsedRequest) -> tuple[str, ...]:
     """The texts of the prompts: as they were given, or those of their tokens."""
-    if parsed.logprobs:
-        raise BadRequest("echo: the prompt's log-probabilities are not known; leave out logprobs.", "echo")
     given = body.prompt if isinstance(body.prompt, list) and isinstance(body.prompt[0], str | list) else [body.prompt]
     cut = body.truncate_prompt_tokens is not None
     return tuple(
@@ -141,32 +162,44 @@ def _echo(body: Any, text: Text, parsed: ParsedRequest) -> tuple[str, ...]:
     )
 
 
-def parse_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
-    """The request in the body of /v1/chat/completions; see `parse_completion`. Raises `BadRequest`, `BadText`."""
+def parse_chat(
+    body: Any, text: Text, session: str = "", *, exact: bool = True, most_images: int = MAX_IMAGES
+) -> ParsedRequest:
+    """The request in the body of /v1/chat/completions; see `parse_completion`. `most_images`: that it may have. Raises
+    `BadRequest`, `BadText`."""
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if body.max_tokens is not None and body.max_tokens != most:
         raise BadRequest("max_completion_tokens: max_tokens says another number.", "max_completion_tokens")
     with _about("messages"):
         if not 1 <= len(body.messages) <= MAX_MESSAGES:
             raise BadRequest(f"messages: 1 to {MAX_MESSAGES}.")
-        messages = with_plain_content([plain_arguments(message) for message in body.messages])
+        messages, images = read_messages([plain_arguments(message) for message in body.messages], most_images)
     open_ended = bool(body.continue_final_message)
     variables = _variables(body, text)
     with _about("messages"):
         rendered = text.render(messages, open_ended=open_ended, **variables)
         prompts = [text.encode(rendered, special=bool(body.add_special_tokens))]
-    if not 0 <= (body.top_logprobs or 0) <= MAX_TOP or (body.top_logprobs and not body.logprobs):
-        raise BadRequest(f"top_logprobs: 0 to {MAX_TOP}, with logprobs.", "top_logprobs")
-    logprobs = _Logprobs(bool(body.logprobs), body.top_logprobs or 0, "top_logprobs")
-    forced = forced_calls(body.tool_choice, variables.get("tools") or ())
+    if images:
+        check_places(body, text, prompts[0], len(images))
+    logprobs = of_chat(body)
+    one_call = body.parallel_tool_calls is False
+    forced = forced_calls(body.tool_choice, variables.get("tools") or (), one=one_call)
     if forced is not None and asked_structure(body) is not None:
         raise BadRequest("tool_choice: response_format says what the text must be; give one of them.", "tool_choice")
     structure = None if forced is None else forced[0]
     parsed = _parse_common(body, prompts, most, logprobs, text, session, exact, structure=structure)
+    if images:
+        sampling = parsed.sampling.with_options(images=tuple(map(digest_of, images)))
+        asked = (*parsed.asked, "messages")
+        parsed = msgspec.structs.replace(parsed, sampling=sampling, asked=asked, images=images)
     tools = None if "tools" not in variables else text.tool_syntax if forced is None else forced[1]
     last = messages[-1] if body.echo else {}
     echo = last["content"] if last.get("role") == "assistant" and isinstance(last.get("content"), str) else ""
-    return msgspec.structs.replace(parsed, tools=tools, echo=(echo,) if echo else ())
+    more: dict[str, Any] = {"tools": tools, "echo": (echo,) if echo else (), "one_call": one_call}
+    if body.return_prompt_text:
+        cut = body.truncate_prompt_tokens is not None
+        more["prompt_text"] = text.decode((), parsed.prompts[0], special=True) if cut else rendered
+    return msgspec.structs.replace(parsed, **more)
 
 
 def parse_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
@@ -174,9 +207,7 @@ def parse_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True
     if not body.token_ids:
         raise BadRequest("token_ids: at least one.", "token_ids")
     sampling = body.sampling_params
-    if not 0 <= (sampling.logprobs or 0) <= MAX_TOP:
-        raise BadRequest(f"sampling_params.logprobs: 0 to {MAX_TOP}.", "sampling_params.logprobs")
-    logprobs = _Logprobs(True, sampling.logprobs if (sampling.logprobs or 0) > 1 else 0, "logprobs")
+    logprobs = of_tokens(sampling)
     prompts = [tuple(body.token_ids)]
     try:
         return _parse_common(sampling, prompts, sampling.max_tokens, logprobs, text, session, exact, outer=body)
@@ -227,7 +258,7 @@ def _parse_common(
     body: Any,
     prompts: Sequence[tuple[int, ...]],
     most: int | None,
-    logprobs: _Logprobs,
+    logprobs: Logprobs,
     text: Text,
     session: str,
     exact: bool,
@@ -256,6 +287,9 @@ def _parse_common(
         asked = (*asked, structure.field)
     if logprobs.top:
         options, asked = msgspec.structs.replace(options, top_logprobs=logprobs.top), (*asked, logprobs.field)
+    if (scored := of_prompt(body, outer, logprobs)) is not None:
+        options = msgspec.structs.replace(options, prompt_logprobs=scored)
+        asked = (*asked, "echo" if body.prompt_logprobs is None else "prompt_logprobs")
     stop_ids = tuple(body.stop_token_ids or ())
     name = session or _own(outer, "session_id") or _own(outer, "prompt_cache_key") or _own(outer, "user") or ""
     try:
@@ -269,7 +303,7 @@ def _parse_common(
         )
     except ValueError as error:
         raise _out_of_range(str(error)) from error
-    return ParsedRequest(
+    parsed = ParsedRequest(
         model=outer.model or "",
         prompts=tuple(prompts),
         n=n,
@@ -277,6 +311,8 @@ def _parse_common(
         logprobs=logprobs.sampled,
         stream=bool(_own(outer, "stream")),
         usage=_usage(outer),
+        usage_so_far=bool((_own(outer, "stream_options") or {}).get("continuous_usage_stats")),
+        stream_interval=_interval(outer),
         affinity=blake3(name[:MAX_NAME].encode()).digest(16) if name else b"",
         asked=asked,
         keep_stop=bool(body.include_stop_str_in_output),
@@ -284,7 +320,14 @@ def _parse_common(
         tokens_as_ids=bool(_own(outer, "return_tokens_as_token_ids")),
         request_id=(outer.request_id or "")[:MAX_NAME],
         routes_from=routes_from,
+        echo_logprobs=logprobs.echoed,
+        prompt_logprobs=body.prompt_logprobs,
     )
+    if parsed.scores_bytes > MAX_SCORES_BYTES:
+        why = f"the log-probabilities of these prompts take {parsed.scores_bytes >> 20} MiB, and those of one request "
+        why += f"at most {MAX_SCORES_BYTES >> 20} MiB: send fewer prompts or samples at once."
+        raise BadRequest(f"{asked[-1]}: {why}", asked[-1])
+    return parsed
 
 
 def _check_alone(body: Any, field: str) -> None:
@@ -326,7 +369,7 @@ def _fitted(
     if most is None:
         most = room if limits.context is not None else DEFAULT_MAX_TOKENS
     if most < 1 and room >= 1:
-        raise BadRequest(f"{field}: at least 1.", field)
+        raise BadRequest(f"{field}: at least 1{', or 0 with echo' if where == 'prompt' else ''}.", field)
     if most > MAX_TOKENS:
         raise BadRequest(f"{field}: at most {MAX_TOKENS:,}.", field)
     for prompt in prompts:
@@ -433,9 +476,19 @@ def _usage(body: Any) -> bool:
     options = _own(body, "stream_options") or {}
     if any(options.values()) and not _own(body, "stream"):
         raise BadRequest("stream_options: only of a stream.", "stream_options")
-    if unknown := [name for name, value in options.items() if name != "include_usage" and value]:
+    known = ("include_usage", "continuous_usage_stats")
+    if unknown := [name for name, value in options.items() if name not in known and value]:
         raise BadRequest(f"stream_options: {unknown[0][:64]} is not offered.", "stream_options")
+    if options.get("continuous_usage_stats") and not options.get("include_usage"):
+        raise BadRequest("stream_options: continuous_usage_stats only with include_usage.", "stream_options")
     return bool(options.get("include_usage"))
+
+
+def _interval(body: Any) -> int:
+    interval = _own(body, "stream_interval")
+    if interval is not None and not 1 <= interval <= MAX_TOKENS:
+        raise BadRequest(f"stream_interval: 1 to {MAX_TOKENS:,} tokens.", "stream_interval")
+    return interval or 1
 
 
 def _tokens(part: int | str | list[int], text: Text, special: bool) -> tuple[int, ...]:

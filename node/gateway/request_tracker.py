@@ -15,7 +15,9 @@ from codec.errors import SwarmError
 from node.engines.base import (
     ADAPTERS,
     EXACT_SEED,
+    IMAGES,
     OPTIONS,
+    PROMPT_LOGPROBS,
     ROUTES,
     STRUCTURES,
     TOP_LOGPROBS,
@@ -48,8 +50,11 @@ _LACKING: Final = {
     "(swarm-node gateway --inexact-seeds).",
     TOP_LOGPROBS: "no engine here tells the likeliest tokens. Engines of transformers and vLLM can, with this release "
     "of swarm-node.",
+    PROMPT_LOGPROBS: "no engine here scores prompts. Engines of transformers and vLLM do, with this release of "
+    "swarm-node.",
     STRUCTURES: "no engine here can keep a text to a structure. vLLM can with this release of swarm-node, and "
     "transformers where llguidance is installed (the extra torch brings it).",
+    IMAGES: "no engine here reads images. vLLM does with this release of swarm-node, if its model does.",
     ROUTES: "no engine here records which experts a token took. Only engines that hold a mixture of experts can.",
 }
 
@@ -161,7 +166,7 @@ class RequestTracker:
         if not found:
             self.refused += 1
             able = self._ledger.abilities.able
-            single = (EXACT_SEED, ADAPTERS, ROUTES, TOP_LOGPROBS, STRUCTURES)
+            single = (IMAGES, EXACT_SEED, ADAPTERS, ROUTES, TOP_LOGPROBS, PROMPT_LOGPROBS, STRUCTURES)
             lacking = next((each for each in single if able(wanted - {each})), OPTIONS)
             raise Impossible(_LACKING[lacking], lacking)
 
@@ -187,10 +192,11 @@ class RequestTracker:
         affinity: bytes = b"",
         wanted: WantedVersion | None = None,
         *,
+        images: Sequence[bytes] = (),
         again: bool = False,
     ) -> Group:
-        """All `n` samples of `prompt`, of versions that are new enough for `wanted`. `again`: see `check`. When
-        cancelled, the work is withdrawn.
+        """All `n` samples of `prompt`, of versions that are new enough for `wanted`. `images`: those that `sampling`
+        names. `again`: see `check`. When cancelled, the work is withdrawn.
 
         Raises `Overloaded`, `NoNodes` or `Impossible`, and `PeerError` for work that no node could do.
         """
@@ -198,13 +204,15 @@ class RequestTracker:
         group_id = os.urandom(16)
         lag = self._max_lag(sampling, wanted)
         packed = pack_tokens(prompt)
-        self._ledger.offer(self._session, group_id, packed, n=n, sampling=sampling, affinity=affinity, max_lag=lag)
         pending = self._pending[group_id] = _Pending()
         self.in_flight += n
+        self._ledger.images.add(group_id, images)
         try:
+            self._ledger.offer(self._session, group_id, packed, n=n, sampling=sampling, affinity=affinity, max_lag=lag)
             await self._wait(pending, needs(sampling), sampling.extra.adapter)
         finally:
             self.in_flight -= n
+            self._ledger.images.remove(group_id)
             if self._pending.pop(group_id, None) is not None:
                 self._ledger.withdraw(self._session, group_id)
         if pending.group is None:
@@ -225,27 +233,34 @@ class RequestTracker:
         affinity: bytes = b"",
         wanted: WantedVersion | None = None,
         *,
+        images: Sequence[bytes] = (),
         again: bool = False,
     ) -> None:
-        """Have `sample` generated, which gets its tokens as they are drawn, until it was accepted. `again`: see
-        `check`. When cancelled, the work is withdrawn. Raises as `ask` does."""
+        """Have `sample` generated, which gets its tokens as they are drawn, until it was accepted. `images`, `again`:
+        see `ask`. When cancelled, the work is withdrawn. Raises as `ask` does."""
         self.check(1, again=again)
         self.in_flight += 1
         try:
             while sample.ending is None:
-                await self._ask_part(prompt, sample, affinity, wanted)
+                await self._ask_part(prompt, sample, affinity, wanted, images)
         finally:
             self.in_flight -= 1
         self.answered += 1
 
     async def _ask_part(
-        self, prompt: Sequence[int], sample: FollowedSample, affinity: bytes, wanted: WantedVersion | None
+        self,
+        prompt: Sequence[int],
+        sample: FollowedSample,
+        affinity: bytes,
+        wanted: WantedVersion | None,
+        images: Sequence[bytes],
     ) -> None:
         """One request group of a followed sample, until it is accepted or the sample needs another."""
         group_id = os.urandom(16)
         pending = self._pending[group_id] = _Pending()
         taken, sampling = sample.begin_group(pending.done.set)
         self._ledger.followers.add(group_id, sample)
+        self._ledger.images.add(group_id, images)
         try:
             packed = pack_tokens(prompt) + pack_tokens(taken)
             lag = self._max_lag(sampling, wanted)
@@ -253,6 +268,7 @@ class RequestTracker:
             await self._wait(pending, needs(sampling), sampling.extra.adapter)
         finally:
             self._ledger.followers.remove(group_id)
+            self._ledger.images.remove(group_id)
             if self._pending.pop(group_id, None) is not None:
                 self._ledger.withdraw(self._session, group_id)
         if pending.group is not None:

@@ -13,7 +13,7 @@ from node.gateway.tool_calls import Forced
 
 __all__ = ["Asked", "asked_structure", "forced_calls"]
 
-_OFFERED = ("json", "json_object", "regex", "choice")
+_OFFERED = ("json", "json_object", "regex", "choice", "grammar")
 
 
 class Asked(NamedTuple):
@@ -34,8 +34,9 @@ def asked_structure(body: Any) -> Asked | None:
     return outputs or form
 
 
-def forced_calls(choice: Any, tools: Sequence[Any]) -> tuple[Asked, Forced] | None:
-    """What a `tool_choice` other than auto and none asks for, and how the calls are written. Raises `BadRequest`."""
+def forced_calls(choice: Any, tools: Sequence[Any], *, one: bool = False) -> tuple[Asked, Forced] | None:
+    """What a `tool_choice` other than auto and none asks for, and how the calls are written. `one`: at most one call.
+    Raises `BadRequest`."""
     if choice in (None, "auto", "none"):
         return None
     functions = [_function(tool) for tool in tools]
@@ -43,6 +44,7 @@ def forced_calls(choice: Any, tools: Sequence[Any]) -> tuple[Asked, Forced] | No
     if choice == "required" and by_name:
         calls = [_call_schema(function) for function in functions]
         schema = {"type": "array", "minItems": 1, "items": calls[0] if len(calls) == 1 else {"anyOf": calls}}
+        schema |= {"maxItems": 1} if one else {}
         return _json("tool_choice", schema), Forced(None)
     chosen = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = chosen.get("name") if isinstance(chosen, Mapping) else None
@@ -62,10 +64,10 @@ def _read(field: str, read: Any, value: Any) -> Asked | None:
 
 def _outputs(field: str, value: Any) -> Asked:
     if not isinstance(value, Mapping):
-        raise ValueError("an object with json, json_object, regex or choice")
+        raise ValueError("an object with json, json_object, regex, choice or grammar")
     given = {name: each for name, each in value.items() if each not in (None, False)}
     if others := [str(name) for name in given if name not in _OFFERED]:
-        raise ValueError(f"{others[0][:64]} is not offered; json, json_object, regex or choice")
+        raise ValueError(f"{others[0][:64]} is not offered; json, json_object, regex, choice or grammar")
     if isinstance(given.get("json"), str):
         given["json"] = json.loads(given["json"])
     return Asked(encode_structure(msgspec.convert(given, Structure)), field)

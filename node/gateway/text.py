@@ -20,6 +20,8 @@ MAX_CHARACTERS: Final = 4 << 20
 """No tokenizer makes a longer text into as few tokens as a prompt may have."""
 
 
+_IMAGE_MARKS: Final = ("image_token_id", "image_token_index", "boi_token_id", "boi_token_index")
+"""The names of the tokens in config.json by one of which a chat template marks the place of an image."""
 _CONTINUED: Final = "CONTINUED-HERE-9f2c "
 """Appended to a message that is to be continued, to find the end of its text in the rendered conversation."""
 
@@ -42,6 +44,10 @@ class Text:
         model = configs["config.json"]
         text_config = model.get("text_config")
         inner: dict[str, Any] = text_config if isinstance(text_config, dict) else {}
+        self.reads_images = isinstance(model.get("vision_config"), dict)
+        """Whether the model reads images."""
+        marks = [model.get(name) for name in _IMAGE_MARKS]
+        self._image_marks = frozenset(mark for mark in marks if isinstance(mark, int))
         self.limits = limits_of(files)
         """The same limits as for `rollouts`."""
         ends = [c.get("eos_token_id") for c in (configs["generation_config.json"], model, inner)]
@@ -64,6 +70,10 @@ class Text:
             raise BadText(f"The prompt is longer than {MAX_CHARACTERS} characters.")
         # Not `encode`, which holds the interpreter's lock: a body of 4 MiB would stop the seed for six seconds.
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+
+    def images_in(self, prompt: Sequence[int]) -> int:
+        """How many places of images a prompt has."""
+        return sum(token in self._image_marks for token in prompt)
 
     @property
     def tool_syntax(self) -> ToolSyntax | None:

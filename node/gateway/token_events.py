@@ -22,6 +22,8 @@ from node.gateway.answers import (
     InvalidSample,
     event,
     origin_of,
+    prompt_text_of,
+    usage_of,
 )  # fmt: skip
 from node.gateway.choice_form import ChoiceForm
 from node.gateway.followed_sample import Ending, Piece
@@ -58,11 +60,20 @@ class TokenEvents:
         All choices of a chat begin with the first part of any of them, in the order of their numbers: `stream` of
         OpenAI's client keeps them in a list in the order in which they come.
         """
+        first: dict[str, Any] = {}
         if not self.begun:
             parts, self.begun = [*(_begins(i) for i in range(len(self.choices))), *parts], True
-        usage = {"usage": None} if self._parsed.usage else {}
+            first = prompt_text_of(self._parsed)
         known = {"system_fingerprint": kinds} if kinds else {}
-        return b"".join(event(self._head | known | {"choices": [part]} | usage) for part in parts)
+        events = [self._head | known | {"choices": [part]} | self._usage(part["index"]) for part in parts]
+        return b"".join(event(each if i else each | first) for i, each in enumerate(events))
+
+    def _usage(self, index: int) -> dict[str, Any]:
+        """The field `usage` of an event of choice `index`."""
+        if self._parsed.usage_so_far:
+            prompt = len(self._parsed.prompts[index // self._parsed.n])
+            return {"usage": usage_of(prompt, self.choices[index].sent)}
+        return {"usage": None} if self._parsed.usage else {}
 
     def end(self) -> bytes:
         """The events after the last part of the last choice."""
@@ -70,8 +81,7 @@ class TokenEvents:
             return DONE
         prompts = sum(map(len, self._parsed.prompts))
         drawn = sum(choice.sent for choice in self.choices)
-        usage = {"prompt_tokens": prompts, "completion_tokens": drawn, "total_tokens": prompts + drawn}
-        return event(self._head | {"choices": [], "usage": usage}) + DONE
+        return event(self._head | {"choices": [], "usage": usage_of(prompts, drawn)}) + DONE
 
 
 class ChoiceEvents:
@@ -96,7 +106,8 @@ class ChoiceEvents:
 
     def cost(self, piece: Piece) -> int:
         """The most memory that encoding `piece` takes, in bytes."""
-        prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt) + ECHO_BYTES * len(self._echo)
+        texts = len(self._echo) + len(self._parsed.prompt_text or "")
+        prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt) + ECHO_BYTES * texts
         tops = 1 + self._parsed.sampling.extra.top_logprobs
         token_bytes = TOKEN_BYTES + (LOGPROB_BYTES * tops if self._parsed.logprobs else 0)
         versions = 0 if piece.ending is None else PROMPT_TOKEN_BYTES * (piece.begin + len(piece.tokens))
@@ -158,7 +169,7 @@ class ChoiceEvents:
         text = self._calls + shown
         if last:
             self._calls = ""
-            found = find_calls(text, syntax)
+            found = find_calls(text, syntax, one=self._parsed.one_call)
             return found.content, found.calls
         held = held_back(text, syntax)
         self._calls = text[len(text) - held :]

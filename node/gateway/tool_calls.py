@@ -70,11 +70,13 @@ def syntax_of(template: str | None) -> ToolSyntax | None:
     return "json" if '"parameters"' in template and "<|python_tag|>" in template else None
 
 
-def find_calls(text: str, syntax: ToolSyntax) -> CallsInText:
-    """The calls in the text of a whole answer."""
+def find_calls(text: str, syntax: ToolSyntax, *, one: bool = False) -> CallsInText:
+    """The calls in the text of a whole answer. `one`: only the first one; the others are left out, as by vLLM."""
     if isinstance(syntax, Forced):
-        return _find_forced(text, syntax)
-    return _find_tagged(text) if syntax == "tags" else _find_plain(text)
+        found = _find_forced(text, syntax)
+    else:
+        found = _find_tagged(text) if syntax == "tags" else _find_plain(text)
+    return CallsInText(found.content, found.calls[:1]) if one else found
 
 
 def held_back(text: str, syntax: ToolSyntax) -> int:

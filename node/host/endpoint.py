@@ -29,6 +29,8 @@ from swarm.transport.rules import PeerPolicy, TransportRules
 from swarm.transport.yamux import YamuxLimits
 
 if TYPE_CHECKING:
+    from node.host.state_room import StateRoom
+    from node.saved.holder import Holder
     from swarm.runtime.replica.jobs import Jobs
     from swarm.runtime.replica.model import Model
 
@@ -70,6 +72,8 @@ class NetworkOptions:
     """Which peers may reserve a place at this member; None: it is no relay."""
     outward: Callable[[Sequence[str]], tuple[str, ...]] = tuple
     """Maps the addresses that are listened on to those that the core is told."""
+    state_room: "StateRoom | None" = None
+    """What it gives to saved states; None: nothing. Only with a model."""
 
 
 @dataclass
@@ -83,6 +87,8 @@ class Endpoint:
     jobs: "Jobs | None"
     """None for a relay."""
     gossip: Gossip
+    holder: "Holder | None" = None
+    """Of fragments of saved states; None: it gives nothing to them."""
     addrs: tuple[str, ...] = ()
     """The addresses listened on, once it runs."""
 
@@ -108,20 +114,28 @@ class Endpoint:
         for seal in store.records.seals():
             manifests.note(seal.manifest)
         # The core decides when a peer is dialed again; the transport's own pause must have passed by then.
-        pause_s = tuning.dial_retry_s / 2
+        pause_s = tuning.dial_retry_s / 8
         yamux, dial = YamuxLimits(), DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
-        transport = Libp2pTransport(
-            key, network.listen, network.announce,
-            up_mbit=DEFAULT_MBIT if up_mbit is None else up_mbit,
-            via=network.via,
-            policy=PeerPolicy(admits=core.admits, knows=core.knows, may_reserve=network.relay_for),
-            rules=TransportRules(limits=yamux.lean() if key.public == authority else yamux, dial=dial),
-        )  # fmt: skip
         services = None
         if model is not None:
             from swarm.runtime.services import ReplicaServices
 
             services = ReplicaServices.build(store, model, manifests, limits, in_thread)
+        holder: Holder | None = None
+        if network.state_room is not None and services is not None:
+            from node.host.state_room import build_holder
+
+            holder = build_holder(network.state_room, authority, store, services, manifests)
+        visits = holder.knows if holder is not None else lambda peer: False
+        transport = Libp2pTransport(
+            key, network.listen, network.announce,
+            up_mbit=DEFAULT_MBIT if up_mbit is None else up_mbit,
+            via=network.via,
+            policy=PeerPolicy(
+                admits=core.admits, knows=lambda peer: core.knows(peer) or visits(peer), may_reserve=network.relay_for
+            ),
+            rules=TransportRules(limits=yamux.lean() if key.public == authority else yamux, dial=dial),
+        )  # fmt: skip
         gossip = Gossip(transport, _TOPIC.format(authority.hex()[:16]), _is_signed_by(authority))
 
         async def announce_manifest(sealed: bytes) -> None:
@@ -134,7 +148,10 @@ class Endpoint:
             core, transport, store, manifests, application,
             services=services, announce=announce_manifest, limits=limits, outward=network.outward,
         )  # fmt: skip
-        return cls(runtime, transport, store, manifests, None if services is None else services.jobs, gossip)
+        if holder is not None:
+            holder.pacer = runtime.peers.pacer
+            transport.serve_protocol(holder.protocol, holder.serve)
+        return cls(runtime, transport, store, manifests, None if services is None else services.jobs, gossip, holder)
 
     @contextlib.asynccontextmanager
     async def running(self, *, leave: bool) -> AsyncIterator["Endpoint"]:
@@ -154,6 +171,8 @@ class Endpoint:
                 self.addrs = tuple(await nursery.start(self.runtime.run))
                 await nursery.start(self.gossip.run, lambda sealed: nursery.start_soon(self._take_gossip, sealed))
                 await self.runtime.post_stored_chunks()
+                if self.holder is not None:
+                    nursery.start_soon(self.holder.drop_expired)
                 scope.shield = True
                 task_status.started()
                 await over.wait()

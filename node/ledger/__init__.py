@@ -11,6 +11,8 @@ Modules:
 - `book`: The ledger's SQLite file, with one transaction for each list of facts
 - `bundle`: A sample in one file, which a third person can check without the swarm
 - `facts`: The facts that the ledger must make durable before anybody is told of them
+- `held_images`: The images of the request groups that are open, at the seed
+- `image_messages`: The messages by which a node fetches the images of a work lease
 - `message_content`: The content of a conversation's messages, which is text
 - `messages`: The messages between a node and the ledger, and their encoding
 - `model_limits`: The limits of a model by its config.json: how many tokens it reads, and which

@@ -1,4 +1,4 @@
-"""The content of a conversation's messages, which is text: docs/parameters.md says why images are refused."""
+"""The content of a conversation's messages, as far as it is text. The gateway reads images before (`image_parts`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,9 +15,14 @@ class NotText(ValueError):
 
     def __init__(self, where: str, kind: str) -> None:
         super().__init__(
-            f"{where} is {kind}: nodes generate from token ids alone, so only parts of the type text can be sent."
+            f"{where} is {kind}: only parts of the type text can be sent here, and images (image_url) to the gateway's "
+            "/v1/chat/completions."
         )
-        self.where = where
+        self.where, self._kind = where, kind
+
+    def at(self, where: str) -> "NotText":
+        """The same error, of the part at `where`."""
+        return NotText(where, self._kind)
 
 
 def with_plain_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

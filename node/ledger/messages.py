@@ -23,6 +23,8 @@
       Timesheet    ------------------------->  how the node's time divides
       <------------------------------ AskAbilities  what can your engine do?
       Abilities    ------------------------->
+      AskImage     ------------------------->  a part of an image that the sampling of a lease names
+      <------------------------------ ImagePart
 
 Any message may be lost, repeated or late: a request names the leases that the node holds, so that a lost lease is sent
 again, and a result is safe to repeat. A body is one byte of protocol version and a MessagePack array `[tag, field...]`.
@@ -60,6 +62,7 @@ from node.ledger.fields import (
     TokensPerS,
     WorkMessage,
 )  # fmt: skip
+from node.ledger.image_messages import AskImage, ImagePart
 from node.ledger.reward_messages import AskReward, RewardAnswer, RewardClaim
 from node.ledger.token_messages import Drawn, Follow
 
@@ -76,12 +79,14 @@ __all__ = [
     "Ask",
     "AskAbilities",
     "AskAdapters",
+    "AskImage",
     "AskReward",
     "Cannot",
     "Commits",
     "Drawn",
     "Follow",
     "GiveBack",
+    "ImagePart",
     "JudgeAnswer",
     "JudgeRequest",
     "LoadedAdapters",
@@ -363,9 +368,8 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     `work` is the `work_hash` of what was leased, so that the signature covers the question and the answer. `routes`,
     `prompt_routes`: as in `Completion`, if the sampling asks for them; the prompt's with each lease's first sample.
-    `top`: as in `Completion`, if the sampling asks for it. `reward`: if the sampling asks for one. A rollout without
-    them is encoded as older releases did,
-    without these fields.
+    `top`, `prompt_scores`: as in `Completion`, if the sampling asks for them. `reward`: if the sampling asks for one. A
+    rollout without them is encoded as older releases did, without these fields.
     """
 
     lease: U63
@@ -380,6 +384,7 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     prompt_routes: Routes = b""
     top: Routes = b""
     reward: RewardClaim | None = None
+    prompt_scores: Routes = b""
 
     @property
     def length(self) -> int:
@@ -417,6 +422,8 @@ _ALL = (
     | Drawn
     | AskReward
     | RewardAnswer
+    | AskImage
+    | ImagePart
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)
@@ -451,8 +458,10 @@ def decode(data: bytes) -> WorkMessage:
 def seal_rollout(key: Key, rollout: Rollout) -> bytes:
     """`rollout` signed with `key`, the key of the node that generated it."""
     fields = msgspec.structs.astuple(rollout)
-    if rollout.reward is None:
-        fields = fields[:-1] if rollout.top else fields[:-2] if rollout.routes else fields[:-4]
+    if not rollout.prompt_scores:
+        fields = fields[:-1]
+        if rollout.reward is None:
+            fields = fields[:-1] if rollout.top else fields[:-2] if rollout.routes else fields[:-4]
     return key.seal(ROLLOUT_DOMAIN, _encoder.encode(fields))
 
 

@@ -16,11 +16,13 @@ from node.ledger.assignment.commit_stats import CommitStats
 from node.ledger.assignment.draws import as_judged, sampling_of
 from node.ledger.assignment.pending_requests import PendingRequests
 from node.ledger.followers import Followers
+from node.ledger.held_images import HeldImages
 from node.ledger.messages import (
     Abilities,
     Ask,
     AskAbilities,
     AskAdapters,
+    AskImage,
     AskReward,
     Cannot,
     Drawn,
@@ -92,6 +94,7 @@ class NodeMessages:
         self.abilities = EngineAbilities(ledger, self._ask_abilities, self._ask_adapters, clock)
         self.parts = PartialRollouts()
         self.followers = Followers(ledger)
+        self.images = HeldImages()
         self.commit_stats = CommitStats()
         """The durations of each version's commit at the nodes' engines."""
         self.outbox: list[tuple[bytes, WorkMessage]] = []
@@ -144,6 +147,8 @@ class NodeMessages:
                 self._read_part(node, message, now)
             case Drawn(parts):
                 self.followers.hear(node, parts)
+            case AskImage():
+                self._read_image(node, message, now)
             case GiveBack(leases):
                 self.pending.pop(node)  # or it would get the same work at once
                 self.budgets.of(node).count_returned(self._ledger.give_back(node, leases, now), now)
@@ -193,6 +198,16 @@ class NodeMessages:
         known = self._ledger.acceptance.verdict_of(message.lease, message.sample)
         reason = known[0] if known is not None else Reason.UNKNOWN_LEASE
         self.outbox.append((node, Verdict(message.lease, message.sample, reason)))
+
+    def _read_image(self, node: bytes, message: AskImage, now: float) -> None:
+        """Send a part of an image that a lease of `node` names. A node that is beyond its budget asks again."""
+        lease = self._ledger.leases.get(message.lease)
+        if lease is None or lease.node != node:
+            self.outbox.append((node, Withdraw((message.lease,))))
+            return
+        part = self.images.part(lease.group, message.digest, message.part)
+        if part is not None and self.budgets.of(node).allows_image(len(part.data), now):
+            self.outbox.append((node, part))
 
     def ask_judgements(self, now: float) -> None:
         """Ask for the judgements and rewards that are due, once the rollouts are durable: the outbox is sent after the

@@ -442,8 +442,8 @@ class Ledger:
     def refuse_work(self, node: bytes, lease: int, token: int, now: float) -> Group | None:
         """The engine of `node` refuses the work of `lease`, and other nodes may try.
 
-        Returns the group when every generating node has refused it, and at least `Settings.refusers` of them. That is
-        an error for the trainer, which a few members that refuse everything must not be able to cause.
+        Returns the group when every generating node that could do it has refused it, and at least `Settings.refusers`
+        of them. That is an error for the trainer, which a few members that refuse everything must not be able to cause.
         """
         found = self.leases.get(lease)
         if found is None or found.node != node or found.token != token:
@@ -451,13 +451,14 @@ class Ledger:
         group = self.groups[found.group]
         group.refusers.add(node)
         self.transitions.requeue(found, Reason.IMPOSSIBLE, now)
-        enough = len(group.refusers) >= min(self.settings.refusers, len(self.members))
+        able = sum(key not in self.nodes or group.fits(self.nodes[key]) for key in self.members)
+        enough = len(group.refusers) >= min(self.settings.refusers, able)
         return group if enough and not any(self._may_take(group, key, now) for key in self.members) else None
 
     def _may_take(self, group: Group, key: bytes, now: float) -> bool:
         """Whether this member generates and has not refused `group`."""
         node = self.nodes.get(key)
-        if node is None or key in group.refusers or node.reputation.penalty is not None:
+        if node is None or key in group.refusers or node.reputation.penalty is not None or not group.fits(node):
             return False
         return node.capacity > 0 and (bool(node.leases) or now - node.asked <= self.settings.asking_ttl_s)
 

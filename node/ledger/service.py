@@ -92,7 +92,7 @@ class LedgerService:
             ledger, wake=self._wake, give_up=self._give_up, is_member=is_member, expel=expel, clock=clock
         )
         self.abilities = self._nodes.abilities
-        self.followers = self._nodes.followers
+        self.followers, self.images = self._nodes.followers, self._nodes.images
         self.commit_stats = self._nodes.commit_stats
         self._offers: list[GroupOffer] = []
         """Offers that become groups after the next write."""
@@ -386,6 +386,8 @@ class LedgerService:
             raise PeerError(no_adapter(adapter, self.adapters))
         if offer.sampling.extra.routes and (why := self.why_no_routes(len(prompt) // 4, offer.sampling)) is not None:
             raise PeerError(why)
+        if not self.images.has(group, offer.sampling.extra.images):
+            raise PeerError("rollouts.offer: images can be sent only to the gateway's /v1/chat/completions")
         self.abilities.need(offer.sampling)
         self._offers.append(offer)
         self._expect(session)

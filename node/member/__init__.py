@@ -20,6 +20,7 @@ Modules:
 - `following`: A member's move from one swarm to its successor
 - `held_version`: Which version of the swarm a node's engine holds
 - `join`: A member's process
+- `image_queue`: Fetches the images of the node's leases from the seed
 - `judge_queue`: Has this node's engine judge other nodes' samples, so that the ledger can compare
 - `lease_inventory`: The work leases that a node holds, and where each stands
 - `milestones`: What a node tells the person who started it

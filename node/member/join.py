@@ -28,6 +28,7 @@ from node.member.finishing import Finishing
 from node.member.held_shard import keep_to
 from node.member.milestones import Look, Milestones
 from node.member.placing import Placing
+from node.member.state_room import room_of
 from node.monitor import own_status, serve_monitor
 from node.settings import keyfile, logs
 from node.settings.config import JoinConfig, MemberConfig
@@ -248,7 +249,7 @@ class Member:
             self.core, key, way.ticket.authority, store, self,
             NetworkOptions(
                 config.listen, config.announce, config.via, config.up_mbit,
-                relay_for=self._may_reserve if self._is_relay else None,
+                relay_for=self._may_reserve if self._is_relay else None, state_room=room_of(config, self.core),
             ),
             tuning=Tuning.named(way.ticket.preset), model=None if opened is None else opened.model,
         )  # fmt: skip
@@ -425,10 +426,13 @@ class Member:
         self._end.set()
 
     def send_work(self, body: bytes) -> None:
-        """Hand a `Work` body to the authority. Without a session it is lost, and a session is looked for at once."""
-        if self.endpoint.runtime.peers.get(self.ticket.authority) is None:
+        """Hand a `Work` body to the authority. Without a session it is lost, and a session is looked for at once. It is
+        also lost until the authority has welcomed us or answered our hello: before that it bans us for work."""
+        authority = self.ticket.authority
+        if self.endpoint.runtime.peers.get(authority) is None:
             self.core.membership.come_back()
-        self.endpoint.send_work(self.ticket.authority, body)
+        elif self.core.admits(authority):
+            self.endpoint.send_work(authority, body)
 
     def _may_reserve(self, peer: bytes) -> bool:
         """Whether this relay gives `peer` a reservation: the authority and members, while it may send today."""

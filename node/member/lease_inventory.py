@@ -3,11 +3,11 @@
 Only bookkeeping: it uses no engine and sends no messages, and time is an argument.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from codec.errors import PeerError
-from node.engines.base import Version
+from node.engines.base import SamplingParams, Version
 from node.ledger.messages import Renew, WorkLease
 from node.ledger.packing import unpack_tokens
 
@@ -63,7 +63,9 @@ class Result:
 class LeaseInventory:
     """All work leases of one node, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_images: Callable[[SamplingParams], bool] = lambda sampling: True) -> None:
+        """`has_images(sampling)`: whether the node has the images that the sampling names."""
+        self._has_images = has_images
         self.leases: dict[int, Held] = {}
         self.results: dict[tuple[int, int], Result] = {}
 
@@ -106,16 +108,21 @@ class LeaseInventory:
         """Ids of the leases with samples that wait or are being generated."""
         return tuple(sorted(held.id for held in self.leases.values() if held.unfinished))
 
+    def unfinished_leases(self) -> Iterable[WorkLease]:
+        """The leases with samples that wait or are being generated."""
+        return (held.message for held in self.leases.values() if held.unfinished)
+
     def expired(self, now: float) -> list[int]:
         return [held.id for held in self.leases.values() if held.deadline <= now]
 
     def begin(self, version: Version, room: int) -> list[Job]:
         """Begin the next samples that an engine at `version` may generate: at most `room`, all drawn alike.
 
-        Urgent leases come first. A whole group is a batch by itself; it waits until there is room for it, or, if there
-        will never be enough, until nothing else is being generated.
+        A lease waits for its images. Urgent leases come first. A whole group is a batch by itself; it waits until there
+        is room for it, or, if there will never be enough, until nothing else is being generated.
         """
         fit = [h for h in self.leases.values() if h.waiting and (h.message.epoch, h.message.version) <= version]
+        fit = [h for h in fit if self._has_images(h.message.sampling)]
         fit.sort(key=lambda held: not held.message.urgent)
         if not fit or room <= 0:
             return []

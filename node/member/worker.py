@@ -28,6 +28,7 @@ from node.ledger.messages import (
     Cannot,
     Follow,
     GiveBack,
+    ImagePart,
     JudgeRequest,
     Reason,
     Renewed,
@@ -48,6 +49,7 @@ from node.member.engine_facts import EngineFacts
 from node.member.engine_updater import AdapterUpdate, EngineUpdater
 from node.member.flight import Flight, divided
 from node.member.held_version import HeldVersion
+from node.member.image_queue import ImageQueue
 from node.member.judge_queue import JudgeQueue
 from node.member.lease_inventory import Held, Job, LeaseInventory, together
 from node.member.pace import PACE, Pace
@@ -95,7 +97,8 @@ class NodeWorker:
         self._send = send
         self._pace = pace
         self._clock = clock
-        self._inventory = LeaseInventory()
+        self._images = ImageQueue(lambda: self._inventory.unfinished_leases(), send, self._wake)
+        self._inventory = LeaseInventory(self._images.has)
         self._flights: list[Flight] = []
         self._held = HeldVersion(engine)
         self._scorer = Scorer(engine, self._held, send)
@@ -139,6 +142,7 @@ class NodeWorker:
                 nursery.start_soon(self._judge_queue.run)
                 nursery.start_soon(self._rewards.run)
                 nursery.start_soon(self._tokens.run)
+                nursery.start_soon(self._images.run)
                 task_status.started()
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
@@ -227,6 +231,8 @@ class NodeWorker:
             case WorkLease():
                 self._inventory.take(message, self._clock())
                 self.batch.note_lease(len(message.samples))
+                if message.sampling.extra.images:
+                    self._images.look()
                 self._behind = False
             case Verdict(lease, sample, refused):
                 if (held := self._inventory.settle(lease, sample)) is not None:
@@ -248,6 +254,8 @@ class NodeWorker:
                 self._judge_queue.ask(message)
             case AskReward():
                 self._rewards.ask(message)
+            case ImagePart():
+                self._images.hear(message)
             case AskAbilities():
                 self._facts.ask()
             case AskAdapters():
@@ -373,7 +381,8 @@ class NodeWorker:
 
     async def _generate(self, flight: Flight) -> None:
         jobs = together(flight.jobs)
-        prompts = [prompt_of(held, sample) for held, sample in jobs]
+        images = self._images.of(jobs[0][0].message.sampling)  # the samples of a flight are drawn alike
+        prompts = [prompt_of(held, sample, images) for held, sample in jobs]
 
         def count(counts: tuple[int, ...]) -> None:
             for (held, sample), tokens in zip(jobs, counts, strict=True):

@@ -100,6 +100,13 @@ def _of_seed(status: SeedStatus) -> Iterator[Finding]:
             f"The egress cap has refused {status.egress.refused} requests, so nodes wait.",
             "Start the seed with a higher --egress-copies.",
         )
+    for state in status.saved_states:
+        if state.whole and state.held < state.fragments:
+            yield Finding(
+                f"{state.held} of {state.fragments} fragments of the saved state of step {state.step} are at nodes; "
+                f"{state.needed} give it back.",
+                "The seed places the others by itself; if it does not, free disk on nodes or join more (--state-gb).",
+            )
     yield from _of_members(status)
     if work.samples_used + work.samples_unused >= FEW_SAMPLES and work.samples_unused > WASTE * work.samples_used:
         yield Finding(

@@ -99,7 +99,18 @@ def _of_seed(status: SeedStatus, observations: Observations) -> Iterator[Metric]
         yield _gauge("swarm_egress_budget_ratio", "Bytes of the newest version sent, by what the cap allows.",
                      status.egress.sent_bytes / status.egress.budget_bytes)  # fmt: skip
     yield _counter("swarm_egress_refused", "Requests that the egress cap did not allow.", status.egress.refused)
+    yield from _of_saved_state(status)
     yield from _of_ledger(status.work)
+
+
+def _of_saved_state(status: SeedStatus) -> Iterator[Metric]:
+    """The last whole state that the trainer saved."""
+    for state in status.saved_states:
+        if state.whole:
+            yield _gauge("swarm_saved_state_age_seconds", "Age of the last whole saved state.", state.age_s)
+            counts = {"all": state.fragments, "held": state.held, "needed": state.needed}
+            yield _gauges("swarm_saved_state_fragments", "All of its fragments, those that nodes have, and those that "
+                          "give it back.", "which", counts)  # fmt: skip
 
 
 def _of_members(status: SeedStatus) -> Iterator[Metric]:

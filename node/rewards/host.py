@@ -1,7 +1,8 @@
 """The node's side of the processes in which rewards are computed.
 
-A process computes one reward at a time. One that takes too long is killed with everything that it started, and one that
-ended is replaced at the next sample; that costs the sample that it was computing, and nothing else.
+A process computes one reward at a time. One that takes too long is killed with everything that it started; that costs
+the sample that it was computing, and nothing else. One that ended is replaced, and the new one gets the same sample,
+once: the system or a person may have killed it, which is no fault of the sample.
 """
 
 import contextlib
@@ -98,10 +99,13 @@ class RewardHost:
 
     async def compute(self, asked: RewardAsked, prompt: Sequence[int], token_ids: Sequence[int]) -> Outcome:
         """The reward of `token_ids`, which follow `prompt`. Never raises, and takes at most the limit of time, and that
-        of a process's start."""
+        of a process's start; twice where the process ends."""
         name = asked.name.partition("@")[0]
+        message = Compute(0, name, tuple(prompt), tuple(token_ids), asked.metadata)
         async with self._room:
-            outcome = await self._compute(Compute(0, name, tuple(prompt), tuple(token_ids), asked.metadata))
+            outcome = await self._compute(message) or await self._compute(message)
+        if outcome is None:
+            outcome = Outcome.without("its process ended", lost=True)
         self.computed += 1
         if outcome.value is None:
             self.failed += 1
@@ -109,7 +113,8 @@ class RewardHost:
                 _log.warning("reward_failed", reward=name, why=outcome.why)
         return outcome
 
-    async def _compute(self, message: Compute) -> Outcome:
+    async def _compute(self, message: Compute) -> Outcome | None:
+        """The outcome of one sample; None: the process that computed it ended."""
         try:
             process = self._idle.pop() if self._idle else (await self._start())[0]
         except (UsageError, ChannelClosed, PeerError, OSError) as error:
@@ -123,7 +128,7 @@ class RewardHost:
                 return outcome
             return Outcome.without(f"it took more than {self._limits.within_s:g} s", lost=True)
         except (ChannelClosed, PeerError):
-            return Outcome.without("its process ended", lost=True)
+            return None
         finally:
             if process not in self._idle:
                 await process.end()

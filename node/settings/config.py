@@ -7,7 +7,7 @@ text; other code and tests construct them directly. A constructor raises `UsageE
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from platformdirs import user_data_path
 
@@ -15,6 +15,7 @@ from codec.errors import UsageError
 from codec.formats.share import FormatShare, Share
 from codec.shards import Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
+from node.settings.choices import CoderName, DemoEngine, EngineHolds, EngineName, LogLevel, ModelName, Preset, Running
 from node.settings.client_keys import KEYS_FILE
 from node.settings.council import check_council
 from node.settings.engine_choice import check_engine
@@ -35,15 +36,6 @@ __all__ = [
     "SeedConfig",
     "default_home",
 ]
-
-Preset = Literal["wan", "lan", "loopback"]
-CoderName = Literal["auto", "rice", "pco"]
-EngineName = Literal["none", "transformers", "vllm", "sglang"]
-DemoEngine = Literal["transformers", "vllm"]
-Running = Literal["continue", "recompute", "drain"]
-EngineHolds = Literal["bf16", "format"]
-ModelName = Literal["tiny", "small", "smollm2"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 SEED_PORT: Final = 4001
 """libp2p's usual port."""
@@ -326,10 +318,14 @@ class JoinConfig(MemberConfig):
     """How long one reward may take; then its process is killed, and that sample comes without a reward."""
     reward_memory_mb: int = 4096
     """How much memory (address space) a process that computes rewards may have."""
+    state_gb: float = 10.0
+    """Disk, in GB, for encrypted fragments of the trainer's saved states (save-state). 0: hold none."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
         object.__setattr__(self, "format", tuple(self.format))
+        if not 0 <= self.state_gb <= 1e6:
+            raise UsageError("--state-gb: 0 to 1000000")
         check_share(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
@@ -427,15 +423,18 @@ class GatewayConfig:
     """Accept requests with a seed even when no engine can draw the same tokens again beside other requests. The seed
     then fixes the random numbers, but rounding may pick another token now and then. Samples are drawn in one batch,
     which is faster."""
+    images: int = 8
+    """Images that one request may have, 16 at most; 0: none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", self.home.expanduser().absolute())
-        _, _, _, _, port = address(self.at).split("/")
-        assert port.isdecimal()
+        assert address(self.at).split("/")[4].isdecimal()
         if not 1 <= self.in_flight <= 65536:
             raise UsageError("--in-flight: 1 to 65536")
         if not 0 <= self.max_lag <= 1024:
             raise UsageError("--max-lag: 0 to 1024")
+        if not 0 <= self.images <= 16:
+            raise UsageError("--images: 0 to 16")
         if not 1 <= len(self.model_name) <= 256:
             raise UsageError("--model-name: 1 to 256 characters")
         has_key = self.api_key or self.api_key_file is not None or (self.home / KEYS_FILE).exists()

@@ -85,6 +85,14 @@ EVENTS: Final[Mapping[str, Event]] = {
         "{left} members have left for the new swarm; {lost} were not reached.",
         "give the members that were not reached a new ticket",
     ),
+    "state_saved": Event(
+        "The state of step {step} ({bytes:size}) is saved in the swarm, in {fragments} fragments, each at a node."
+    ),
+    "state_waits": Event("The saved state is not settled yet: {why}", "do what it says; it is tried again"),
+    "fragment_not_placed": Event(
+        "{who} has not taken a fragment of the saved state: {why}",
+        "nothing while other nodes take it; else look at that node's disk and `--state-gb`",
+    ),
     "waits_for_council": Event(
         "This seed leads once a majority of the council is up.",
         "start a standby: `swarm-node invite`, then `swarm-node standby TICKET` on another machine of the council",
@@ -128,6 +136,12 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "caught_up": Event("The model is here, as version {version}."),
     "replica": Event("The replica is kept in {place}[[: {why}]].", "`--replica` chooses the place"),
+    "fragment_held": Event(
+        "This machine holds a fragment of the trainer's saved state (step {step}): {bytes:size}.", routine=True
+    ),
+    "fragment_refused": Event(
+        "This machine has not taken a fragment of the trainer's saved state: {why}", "free disk, or raise `--state-gb`"
+    ),
     "engine_starting": Event(
         "The engine starts ({seconds:time}): it waits for {waits_for}[[. It last said: {log_says}]]",
         "nothing for the first minutes; the whole log is in `SWARM_HOME/engine.log`",
@@ -205,6 +219,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "self_test_failed": Event("The engine failed its first test: {why}.", "see `SWARM_HOME/engine.log`"),
     "work_lost": Event("{sequences} sequences were lost with the engine: {why}. Others generate them."),
     "lease_refused": Event("The engine refuses a lease: {why}.", "nothing, if another node can do it"),
+    "image_refused": Event("An image from the seed is not the one that was asked for: {why}. It is fetched again."),
     "not_scored": Event("A sample of another node could not be scored: {why}."),
     "not_judged": Event("A sample of another node could not be judged: {why}."),
     "reward_failed": Event(

@@ -49,6 +49,7 @@ __all__ = [
     "QuarantineStatus",
     "RelayStatus",
     "RewardCounts",
+    "SavedStateStatus",
     "SeedReport",
     "SeedStatus",
     "Status",
@@ -266,6 +267,26 @@ class DraftStatus(Struct, kw_only=True):
     None: not known yet."""
 
 
+class SavedStateStatus(Struct, kw_only=True):
+    """A state that the trainer saved into the swarm (`Swarm.save_state`), as encrypted fragments at nodes."""
+
+    step: int = 0
+    """The trainer's own count."""
+    size_bytes: int = 0
+    """Of its content."""
+    age_s: float = 0.0
+    """Since it was saved, by this machine's clock."""
+    whole: bool = False
+    """Every fragment of it was once durable at a node, so that it replaced the one before. False: it is on its way."""
+    fragments: int = 0
+    needed: int = 0
+    """Fragments that give it back."""
+    held: int = 0
+    """Fragments that nodes have, as far as the seed has placed them and the nodes say so."""
+    nodes: int = 0
+    """Different nodes that have them."""
+
+
 class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     """A seed and its swarm. Byte counts are since the seed started."""
 
@@ -281,6 +302,8 @@ class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     """Of a model that has slots for adapters."""
     draft: DraftStatus | UnsetType = UNSET
     """Of a swarm that carries a draft model."""
+    saved_states: list[SavedStateStatus] = []
+    """The last whole one, and a newer one that is on its way."""
     addrs: list[str] = []
     """Where members reach the seed."""
     relays: dict[str, str] = {}

@@ -333,6 +333,21 @@ def _draft(status: Status) -> RenderableType | None:
     return Text(", ".join(words))
 
 
+def _saved_states(status: Status) -> RenderableType | None:
+    """The states that the trainer saved into the swarm."""
+    if not isinstance(status, SeedStatus) or not status.saved_states:
+        return None
+    lines = []
+    for state in status.saved_states:
+        line = Text(f"saved state of step {state.step}: {size_text(state.size_bytes)}, {time_text(state.age_s)} old, ")
+        where = f"{state.held} of {state.fragments} fragments at {state.nodes} nodes, {state.needed} are enough"
+        line.append(where, style="" if state.held == state.fragments else "yellow")
+        if not state.whole:
+            line.append(", on its way")
+        lines.append(line)
+    return Group(*lines)
+
+
 def _step_times(steps: Sequence[Step]) -> RenderableType | None:
     """Where each version's time went, from the begin of its publish to the slowest engine's next token."""
     known = [step for step in steps if step.extract_s is not None]
@@ -381,7 +396,7 @@ def view(picture: Picture) -> RenderableType:
     steps = status.steps if isinstance(status, SeedStatus) else []
     for part in (
         _quarantine(rows), _suspects(status), _time_split(rows), _stripes(status), _steps(steps, picture.rewards),
-        _experts(steps), _adapters(status), _draft(status), _step_times(steps), *_lines(picture),
+        _experts(steps), _adapters(status), _draft(status), _saved_states(status), _step_times(steps), *_lines(picture),
     ):  # fmt: skip
         if part is not None:
             parts += [Text(), part]

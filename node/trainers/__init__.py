@@ -18,16 +18,19 @@ Modules:
 - `errors`: The errors that a trainer may have to catch
 - `file_messages`: The messages by which a command has the seed publish files
 - `gathered`: The whole tensors of a model that several ranks hold in parts
+- `gateway_client`: Asks the gateway for samples, for adapters of trainers
 - `held_gateway`: A gateway whose address outlives the seed that serves it
 - `megatron`: A Megatron-core model's tensors under the names of its checkpoint
 - `importance`: Importance weights from log-probabilities, truncated
 - `messages`: The messages between a trainer and the seed on its host
 - `own_rewards`: The trainer's own look at rewards
+- `prefix_sessions`: Which conversation a prompt continues, told by its tokens
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue
 - `publish_adapter`: Publishes an adapter's folder, and removes adapters, for `swarm-node`
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
 - `publish_here`: Publishes files from this process, for a seed that does not read them itself
+- `published_steps`: Which version of the swarm each step of a trainer became
 - `readiness`: Which nodes are ready to generate, and what is missing until enough are
 - `rollout_group`: What a trainer gets for a prompt
 - `rollout_stream`: The iterator that `Swarm.rollouts` returns
@@ -40,6 +43,8 @@ Modules:
 - `slime`: slime and miles on the swarm: the hook that publishes what they have written
 - `slime_engine`: The swarm as the SGLang engine that slime and miles ask for tokens
 - `standing`: The swarm's state as its seed reports it
+- `torchtitan`: torchtitan's RL loop on the swarm, without a change to it
+- `torchtitan_generator`: The swarm as a generator of torchtitan's RL loop
 - `trl`: TRL's `AsyncGRPOTrainer` on the swarm, without a change to it
 - `trl_rollouts`: TRL's `GRPOTrainer` on the swarm, without a change to it
 - `verl`: verl on the swarm, without a change to it

@@ -39,6 +39,7 @@ from node.trainers.readiness import NodeReadiness, NodeState, Readiness, wait_re
 from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
 from node.trainers.rollout_stream import RolloutStream
 from node.trainers.rollouts import Choice, rollouts
+from node.trainers.save_state import StateSaving, StateSource, save_state
 from node.trainers.shared_gpu import sleep, wake
 from node.trainers.standing import standing
 from node.trainers.tensors.drafted import Drafted
@@ -59,6 +60,7 @@ __all__ = [
     "RolloutGroup",
     "RolloutStream",
     "SamplingParams",
+    "StateSaving",
     "Swarm",
     "SwarmBusy",
     "SwarmDown",
@@ -91,6 +93,7 @@ class Swarm:
         self._seed = seed
         self._max_lag = max_lag
         self._gateway: HeldGateway | None = None
+        self._saving: StateSaving | None = None
         self._trained: set[str] = set()
         """Adapters (empty: the base) that were trained since they were published last."""
 
@@ -448,8 +451,25 @@ class Swarm:
             self._gateway.run_in_thread()
         return self._gateway.url
 
+    def save_state(self, source: StateSource, *, step: int) -> StateSaving:
+        """Save a state of yours (the optimizer's, for example) into the swarm, so that it outlives this machine.
+        Returns at once; a thread does the rest. It replaces the state before it, once it is whole.
+
+        `source`: bytes, an open file (the whole, if it can be set back), an iterable of bytes, or the path of a regular
+        file; it must not change until the state is saved, and an empty one is refused. `step`: your own count, for
+        people. Only the swarm's key (`SWARM_HOME/authority.key`) opens it: the nodes hold encrypted fragments, of which
+        half are enough. `swarm-node rescue` brings it back.
+
+        A failure is in the saving's `error`, and `StateSaving.wait` raises it: `UsageError` when there is no node, the
+        source cannot be read, the disk is full or no node takes it; `SwarmDown` when the seed ends and is not started
+        again in a minute.
+        """
+        self._saving = save_state(self._home, source, step)
+        return self._saving
+
     def close(self, timeout_s: float = 60.0) -> None:
-        """Wait at most `timeout_s` until what was published is sealed, then disconnect. Safe to call twice.
+        """Wait at most `timeout_s` until what was published is sealed, then disconnect. Safe to call twice. A state
+        that is being saved is waited for, too, as long as that.
 
         Also stops the gateway, and a seed that `attach` started. Raises, after all of that, the error of the first
         version that was not sealed: `SwarmTimeout` for one that was given up after `timeout_s`.
@@ -457,8 +477,11 @@ class Swarm:
         if self._gateway is not None:
             self._gateway.close()
             self._gateway = None
+        saving, self._saving = self._saving, None
         try:
             self._lines.close(timeout_s)
+            if saving is not None:
+                saving.wait(timeout_s)
         finally:
             if self._seed is not None:
                 self._seed.stop()

@@ -20,6 +20,10 @@ class PromptRefused(RolloutsFailed):
         self.index = index
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type["PromptRefused"], tuple[int, str]]:
+        """For pickle, so that a process of a trainer can raise the error in another one."""
+        return PromptRefused, (self.index, self.reason)
+
 
 class SwarmDown(SwarmError):
     """The seed on this host, or the node that was asked, does not answer, or ended during the call."""

@@ -15,6 +15,7 @@ __all__ = [
     "ANSWER_WITHIN_S",
     "PUBLISHED_WITHIN_S",
     "SOCKET_NAME",
+    "FileAnswers",
     "FilesEncoded",
     "FilesOpened",
     "FilesPublished",
@@ -74,6 +75,10 @@ class FilesPublished(msgspec.Struct, frozen=True, tag="files-published"):
 
     delta_bytes: U63
     seconds: dict[str, float]
+
+
+FileAnswers = FilesUnread | FilesOpened | FilesEncoded | FilesPublished
+"""What the seed answers, besides `Refusal`."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from codec.errors import UsageError
+from node.trainers.tensors.sharding import is_sharded
 
 __all__ = ["checkpoint_tensors"]
 
+_BRIDGE: Final = "publish Megatron-Bridge's export_hf_weights(...)"
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _OUTSIDE: Final = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
@@ -37,13 +39,17 @@ _INSIDE: Final = {
 def checkpoint_tensors(model: Any, vocabulary: int) -> Iterator[tuple[str, Any]]:
     """(checkpoint name, whole tensor) of a `GPTModel`. All of its tensor-parallel ranks iterate to the end.
 
-    `vocabulary`: rows of the checkpoint's embedding, to which Megatron adds some so that its ranks get as many each.
-    Raises `UsageError` for a pipeline stage, and for a parameter that such a checkpoint lacks, an expert's for example.
+    `model`: the model itself, in Megatron's wrappers (Float16Module, DistributedDataParallel), or the list of one that
+    Megatron's `get_model` and `setup_model_and_optimizer` return. `vocabulary`: rows of the checkpoint's embedding, to
+    which Megatron adds some so that its ranks get as many each. Raises `UsageError` for stages of a pipeline, for
+    parameters that FSDP shards, and for one that such a checkpoint lacks, an expert's for example.
     """
+    model = _unwrapped(model)
     if model.config.pipeline_model_parallel_size > 1:
-        raise UsageError("A pipeline stage has only its own layers: publish Megatron-Bridge's export_hf_weights(...).")
+        raise UsageError(f"A pipeline stage has only its own layers: {_BRIDGE}.")
     for name, parameter in model.named_parameters():
-        name = name.removeprefix("module.")
+        if is_sharded(parameter):
+            raise UsageError(f"{name} is sharded by FSDP, which is not gathered here: {_BRIDGE}.")
         parts = _parts(parameter)
         layer = _LAYER.fullmatch(name)
         if name in _OUTSIDE:
@@ -59,7 +65,26 @@ def checkpoint_tensors(model: Any, vocabulary: int) -> Iterator[tuple[str, Any]]
             for found, whole in zip("qkv", _qkv(_cat(parts), model.config), strict=True):
                 yield f"model.layers.{layer[1]}.self_attn.{found}_proj.{layer[2].rpartition('.')[2]}", whole
         else:
-            raise UsageError(f"{name}: publish Megatron-Bridge's export_hf_weights(...), which knows such models.")
+            raise UsageError(f"{name}: {_BRIDGE}, which knows such models.")
+
+
+def _unwrapped(model: Any) -> Any:
+    """The `GPTModel` in a list of one and in wrappers."""
+    if isinstance(model, list | tuple):
+        if len(model) > 1:
+            raise UsageError(
+                f"A list of {len(model)} models is a virtual pipeline, and each has some layers: {_BRIDGE}."
+            )
+        if not model:
+            raise UsageError("The list has no model: give what Megatron's get_model has returned.")
+        model = model[0]
+    while (inner := getattr(model, "module", getattr(model, "_orig_mod", None))) is not None:
+        model = inner
+    if not hasattr(model, "named_parameters") or not hasattr(model, "config"):
+        raise UsageError(
+            f"Give a GPTModel of Megatron-core, or get_model's list of one, and no {type(model).__name__}."
+        )
+    return model
 
 
 def _parts(parameter: Any) -> list[Any]:

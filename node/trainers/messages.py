@@ -16,6 +16,7 @@ Each connection has one purpose, which its first message names, and the trainer 
     AskAdapters ---> Adapters                                          which adapters there are
     RemoveAdapter ---> AdapterRemoved                                  the operator takes an adapter out of the swarm
     PublishFiles ---> FilesPublished                                   a command: see `node.trainers.file_messages`
+    SaveState ---> StateSaved                                          a saved state: see `node.trainers.state_messages`
 
 Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. When a rank
 disconnects in the middle of a version, the seed abandons that version.
@@ -30,7 +31,8 @@ from node.engines.base import SamplingParams
 from node.ledger.terms import PLAIN, Terms
 from node.status.schema import SeedReport
 from node.trainers.adapter_messages import AdapterRemoved, Adapters, AskAdapters, RemoveAdapter
-from node.trainers.file_messages import FilesEncoded, FilesOpened, FilesPublished, FilesUnread, PublishFiles, Refusal
+from node.trainers.file_messages import FileAnswers, PublishFiles, Refusal
+from node.trainers.state_messages import SaveState, StateAnswers
 
 __all__ = [
     "MAX_RANKS",
@@ -64,6 +66,7 @@ __all__ = [
     "Refusal",
     "Room",
     "Sample",
+    "SaveState",
     "SharedDelta",
     "Stale",
     "State",
@@ -123,8 +126,9 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
     """The rank is attached. Holds the head, and the root and the layout's bytes of the part that it publishes; blocks
-    have their numbers in that layout. `swarm_root`: over all parts. `base`: for an adapter, the base's layout.
-    `unheard`: the seal of the version that `Attach` named; None: it was not sealed, or was rolled back.
+    have their numbers in that layout. `swarm_root`: over all parts. `base`: for an adapter, the base's layout, and
+    `base_sample` a sample of its weights, by `codec.base_sample`. `unheard`: the seal of the version that `Attach`
+    named; None: it was not sealed, or was rolled back.
 
     Comes with two descriptors: the seed's replica, in which the part begins at byte `offset`, and which can be mapped
     for reading only; and the hashes of the part's blocks.
@@ -138,6 +142,7 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
     offset: U63 = 0
     base: bytes = b""
     unheard: VersionSeal | None = None
+    base_sample: bytes = b""
 
 
 class VersionRef(msgspec.Struct, frozen=True, array_like=True):
@@ -409,6 +414,7 @@ class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
     inexact_seeds: bool = False
     listening: bool = False
     requests: bool = False
+    images: int = 8
 
 
 class GatewayOpened(msgspec.Struct, frozen=True, tag="serving"):
@@ -472,6 +478,7 @@ FromTrainer = (
     | AskAdapters
     | RemoveAdapter
     | PublishFiles
+    | SaveState
 )
 FromSeed = (
     Attached
@@ -487,9 +494,7 @@ FromSeed = (
     | Evicted
     | Adapters
     | AdapterRemoved
-    | FilesUnread
-    | FilesOpened
-    | FilesEncoded
-    | FilesPublished
+    | FileAnswers
+    | StateAnswers
     | Refusal
 )

@@ -18,7 +18,10 @@ from transformers import TrainerCallback
 from codec.errors import UsageError
 from node.engines.base import SamplingParams
 from node.trainers.api import Publication, Swarm
+from node.trainers.connection.patience import log
+from node.trainers.errors import PromptRefused
 from node.trainers.gathered import in_parts, publish_from_rank_0, whole_tensors
+from node.trainers.rollout_group import RefusedPrompt, RolloutGroup
 
 __all__ = ["SwarmRollouts"]
 
@@ -51,8 +54,10 @@ class SwarmRollouts(TrainerCallback):
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """A sample for each of `prompts`, in their order: what TRL asks of a `rollout_func`.
 
-        Neighbours that are equal are the samples of one prompt. Raises `UsageError` for tools, images and
-        `generation_kwargs`, `PromptRefused` for a prompt that no node can continue, and what `Swarm.rollouts` raises.
+        Neighbours that are equal are the samples of one prompt. A prompt that no node can continue is logged, and
+        does not end the run: TRL wants as many samples as prompts, so each of its samples is an end token alone, which
+        TRL's `env_mask` keeps out of the loss. Raises `UsageError` for tools, images and `generation_kwargs`,
+        `PromptRefused` when not one of the prompts can be continued, and what `Swarm.rollouts` raises.
         """
         if trainer.tools or trainer.args.generation_kwargs:
             raise UsageError("The swarm draws by GRPOConfig's own sampling fields: give neither tools, of which TRL "
@@ -65,12 +70,7 @@ class SwarmRollouts(TrainerCallback):
         groups = self.swarm.rollouts(
             _token_ids(prompts[::n], trainer), n, _sampling(trainer), adapter=self.adapter, timeout_s=self.timeout_s
         )
-        samples = [(group.prompt, one) for group in sorted(groups, key=lambda g: g.index) for one in group.rollouts]
-        return {
-            "prompt_ids": [list(prompt) for prompt, _ in samples],
-            "completion_ids": [list(one.token_ids) for _, one in samples],
-            "logprobs": [list(one.logprobs) for _, one in samples],
-        }
+        return _as_trl_reads(sorted(groups, key=lambda group: group.index), n, _tokenizer(trainer).eos_token_id)
 
     def _publish(self, model: Any, state: Any) -> None:
         """Publish the weights of this step, once. Of several ranks, the first publishes."""
@@ -83,6 +83,28 @@ class SwarmRollouts(TrainerCallback):
             self.publication = publish_from_rank_0(swarm, whole_tensors(model), step=step, timeout_s=self.timeout_s)
         elif swarm is not None:
             self.publication = swarm.publish(model, step=step, adapter=self.adapter, timeout_s=self.timeout_s)
+
+
+def _as_trl_reads(groups: list[RolloutGroup | RefusedPrompt], n: int, end: int) -> dict[str, list[Any]]:
+    """The samples of all prompts, n of each. `end`: the token that stands for a sample of a refused prompt, and for its
+    prompt, which may be longer than the model can read."""
+    refused = [group for group in groups if isinstance(group, RefusedPrompt)]
+    if len(refused) == len(groups):
+        raise PromptRefused(refused[0].index, f"{refused[0].refused} So was every other prompt of this batch.")
+    found: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
+    for group in groups:
+        if isinstance(group, RefusedPrompt):
+            log.warning("Prompt %d of the batch is left out of this step: %s", group.index, group.refused)
+            rows = [([end], [end], [0.0], [0])] * n
+        else:
+            rows = [(list(group.prompt), list(one.token_ids), list(one.logprobs), [1] * len(one.token_ids))
+                    for one in group.rollouts]  # fmt: skip
+        for row in rows:
+            for column, value in zip(found.values(), row, strict=True):
+                column.append(value)
+    if not refused:
+        del found["env_mask"]
+    return found
 
 
 def _token_ids(prompts: list[Any], trainer: Any) -> list[list[int]]:

@@ -10,18 +10,18 @@
 cluster generate the tokens.
 """
 
-import asyncio
-import bisect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import httpx
 import ray  # pyright: ignore[reportMissingImports]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry  # pyright: ignore[reportMissingImports]
 from verl.workers.rollout import replica  # pyright: ignore[reportMissingImports]
 
 from codec.errors import UsageError
 from node.trainers.api import Swarm
+from node.trainers.gateway_client import GatewayClient
+from node.trainers.prefix_sessions import PrefixSessions
+from node.trainers.published_steps import PublishedSteps
 
 __all__ = ["SwarmCheckpointEngine", "SwarmReplica", "SwarmServer"]
 
@@ -93,21 +93,22 @@ class SwarmServer:
 
     def __init__(self, url: str, room: int, api_key: str = "", timeout_s: float = 600.0) -> None:
         """`url`: the gateway's, without /v1. `room`: the most tokens of a prompt and its answer together, used where
-        verl does not say how many to generate. `timeout_s`: for each request.
+        verl does not say how many to generate. `api_key`: one of the gateway's. `timeout_s`: for each answer. Raises
+        `UsageError` for what is no URL.
         """
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=1024)
-        self._client = httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=timeout_s)
+        self._gateway = GatewayClient(url, api_key=api_key, timeout_s=timeout_s)
         self._room, self._step = room, 0
-        self._published: list[tuple[tuple[int, int], int]] = []  # ((epoch, version), verl's step), ascending
+        self._published = PublishedSteps()
+        self._sessions = PrefixSessions()
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **more: Any
     ) -> replica.TokenOutput:
         """One sample, with the oldest and the newest step whose weights generated it.
 
-        Raises `UsageError` for input that is not tokens, such as images, and with the gateway's sentence when it
-        refuses.
+        verl's clients give each turn of a conversation a `request_id` of its own, so a turn is known by its tokens,
+        which begin with those of the turn before it. Raises `UsageError` for input that is not tokens, such as images,
+        and what `GatewayClient.draw` raises.
         """
         if unsupported := [name for name, value in more.items() if value and name != "priority"]:
             raise UsageError(f"The swarm's engines read tokens only, not {', '.join(unsupported)}.")
@@ -115,12 +116,10 @@ class SwarmServer:
         max_tokens = next(filter(None, limits), self._room - len(prompt_ids))
         request = sampling_params | {"prompt": list(prompt_ids), "max_tokens": max_tokens, "logprobs": 0}
         request.pop("max_new_tokens", None)
-        while (answer := await self._client.post("/v1/completions", json=request)).status_code == 429:  # noqa: ASYNC110
-            await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
-        if answer.is_error:
-            raise UsageError(f"The gateway answered {answer.status_code}: {answer.text[:400]}")
-        choice = answer.json()["choices"][0]
-        steps = [self._step_of((epoch, version)) for epoch, version in choice["versions"]]
+        session = self._sessions.find(prompt_ids, request_id)
+        choice = await self._gateway.draw(request, session)
+        self._sessions.note([*prompt_ids, *choice["token_ids"]], session)
+        steps = [self._published.step_of((epoch, version), self._step) for epoch, version in choice["versions"]]
         spans = {"global_steps": min(steps), "min_global_steps": min(steps), "max_global_steps": max(steps)}
         sample = {"token_ids": choice["token_ids"], "log_probs": choice["logprobs"]["token_logprobs"]}
         return replica.TokenOutput(**sample, stop_reason="completed", extra_fields=spans)
@@ -132,15 +131,8 @@ class SwarmServer:
     async def execute_checkpoint_engine(self, method: str, **_: Any) -> dict[str, Any]:
         """On "finalize", note the gateway's newest version as that of the step: verl has waited until it is sealed."""
         if method == "finalize":
-            answer = await self._client.get("/v1/models")
-            epoch, version = answer.raise_for_status().json()["data"][0]["version"]
-            self._published = sorted({**dict(self._published), (epoch, version): self._step}.items())
+            self._published.note(await self._gateway.newest_version(), self._step)
         return {}
-
-    def _step_of(self, version: tuple[int, int]) -> int:
-        """The step that became this version, or else the newest step before it."""
-        at = bisect.bisect_right(self._published, version, key=lambda published: published[0])
-        return self._published[max(0, at - 1)][1] if self._published else self._step
 
 
 class SwarmReplica(replica.RolloutReplica):

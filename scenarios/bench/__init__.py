@@ -24,6 +24,7 @@ Modules:
 - `real_sessions`: The same at real vLLMs, by their own counters
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
 - `streams`: Measures how long a token takes from the engine to a client of a stream
+- `tasks`: Measures what it costs to start a task in a service of py-libp2p
 - `transport`: Measures the CPU time and throughput of the transport
 - `transport_ends`: The two processes of `scenarios.bench.transport`
 """

@@ -16,6 +16,7 @@ __all__ = [
     "make_latent",
     "make_llama",
     "make_qwen3",
+    "make_seeing",
     "make_tokenizer",
     "make_wide_norms",
     "step_of",
@@ -156,6 +157,61 @@ def make_latent(folder: Path, *, seed: int = 0) -> Path:
         dtype="bfloat16",
     )  # fmt: skip
     return _save(DeepseekV2ForCausalLM(config), folder, 512, seed)
+
+
+def make_seeing(folder: Path, *, seed: int = 0) -> Path:
+    """Save an Idefics3, which reads images, of half a million random bf16 parameters, with its tokenizer and image
+    processor.
+
+    Of the families that read images it is one that vLLM for CPUs runs without torchvision. An image has four tokens.
+    """
+    import json
+
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, PreTrainedTokenizerFast
+
+    special = ["<pad>", "<s>", "</s>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+    vocabulary = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+        extra_special_tokens=special[3:],
+    )  # fmt: skip
+    fast.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+        "{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    fast.save_pretrained(folder)
+    text = {
+        "model_type": "llama", "vocab_size": 320, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "image_size": 56, "patch_size": 14,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    joint = {"image_token_id": 3, "scale_factor": 2, "pad_token_id": 0, "tie_word_embeddings": False}
+    model = Idefics3ForConditionalGeneration(Idefics3Config(vision_config=vision, text_config=text, **joint))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    side = {"longest_edge": 56}
+    processor = {
+        "image_processor_type": "Idefics3ImageProcessor", "do_resize": True, "size": side, "max_image_size": side,
+        "do_image_splitting": False, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "do_pad": True,
+        "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 1,
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    named = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
+    (folder / "processor_config.json").write_text(json.dumps(named))
+    return folder
 
 
 def make_wide_norms(base: Path, folder: Path) -> Path:

@@ -10,9 +10,9 @@ from typing import Any, Final
 import trio
 
 from scenarios.harness.processes import free_port
-from scenarios.harness.swarm import LOOPBACK, swarm_in
+from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
 
-__all__ = ["MODEL", "Served", "ask", "served"]
+__all__ = ["MODEL", "READY_WITHIN_S", "Served", "ask", "served"]
 
 MODEL: Final = "policy"
 READY_WITHIN_S: Final = 600.0
@@ -22,17 +22,20 @@ READY_WITHIN_S: Final = 600.0
 @dataclass(frozen=True, slots=True)
 class Served:
     """Ports of OpenAI's endpoints on loopback: the gateway's, and the engines' own in the order of the nodes. All of
-    them call the model `MODEL`."""
+    them call the model `MODEL`. The nodes are the processes box0, box1, ... of `swarm`."""
 
     gateway: int
     engines: tuple[int, ...]
+    swarm: Swarm
 
 
 @contextmanager
-def served(folder: Path, base: Path, nodes: int, flags: Sequence[str]) -> Iterator[Served]:
-    """A swarm with the model in `base` and so many nodes, all ready. `flags`: of each vLLM."""
+def served(folder: Path, base: Path, nodes: int, flags: Sequence[str], python: Path | None = None) -> Iterator[Served]:
+    """A swarm with the model in `base` and so many nodes, all ready. `flags`: of each vLLM. `python`: of its
+    environment; None: that of `vllm_environment`."""
     from scenarios.engines.vllm_environment import vllm_python
 
+    python = vllm_python() if python is None else python
     ports = tuple(free_port() for _ in range(nodes))
     with swarm_in(folder, patience_s=READY_WITHIN_S) as swarm:
         swarm.seed(base)
@@ -40,7 +43,7 @@ def served(folder: Path, base: Path, nodes: int, flags: Sequence[str]) -> Iterat
         for number, port in enumerate(ports):
             swarm.start(
                 f"box{number}", "join", ticket, "--model", str(base), *LOOPBACK, "--engine", "vllm",
-                "--vllm-python", str(vllm_python()), "--engine-port", str(port),
+                "--vllm-python", str(python), "--engine-port", str(port),
                 *(f"--vllm-arg={flag}" for flag in flags),
             )  # fmt: skip
         swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--json", SWARM_HOME=str(swarm.home("seed")))
@@ -50,7 +53,7 @@ def served(folder: Path, base: Path, nodes: int, flags: Sequence[str]) -> Iterat
             within_s=READY_WITHIN_S,
         )
         gateway = int(json.loads(swarm.log("gateway"))["url"].split(":")[2].removesuffix("/v1"))
-        yield Served(gateway, ports)
+        yield Served(gateway, ports, swarm)
 
 
 async def ask(port: int, method: str, path: str, body: dict[str, Any] | None = None, session: str = "") -> bytes:

@@ -12,6 +12,7 @@ from node.status.schema import (
     MemberStatus,
     PieceMap,
     QuarantineStatus,
+    SavedStateStatus,
     SeedStatus,
     Step,
     TimeSplit,
@@ -58,6 +59,12 @@ def made_up_status(nodes: int, at_s: float, seed: int = 1) -> SeedStatus:
     return SeedStatus(
         swarm="12D3KooWQ3xYvGxmhz2bT7uRk9p8V4n6Lw1sDfCeA5jHtKuMadeUp",
         head=head,
+        saved_states=[
+            SavedStateStatus(
+                step=number, size_bytes=4 * MODEL_BYTES, age_s=age_s,
+                whole=True, fragments=12, needed=6, held=12, nodes=12,
+            )
+        ],
         root=f"{number:064x}",
         model_bytes=MODEL_BYTES,
         addrs=["/ip4/203.0.113.7/tcp/4001"],

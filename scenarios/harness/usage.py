@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["ProcessUsage", "machine_cpu_s"]
@@ -29,6 +31,35 @@ class ProcessUsage:
     @property
     def descriptors(self) -> int:
         return len(list((self._folder / "fd").iterdir()))
+
+    @property
+    def descriptor_kinds(self) -> Counter[str]:
+        """How many there are of each kind: `file`, `memory` (memfds), `connection` (TCP sockets, also those that
+        listen), `socket` (all others) and `other` (pipes, epolls and the like). Raises `OSError` when there is no such
+        process."""
+        tcp = self._tcp_sockets()
+        found = Counter[str]()
+        for link in (self._folder / "fd").iterdir():
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                found[_kind(os.readlink(link), tcp)] += 1
+        return found
+
+    def _tcp_sockets(self) -> set[str]:
+        """The inodes of the TCP sockets in the network namespace of the process."""
+        inodes = set[str]()
+        for name in ("tcp", "tcp6"):
+            with suppress(FileNotFoundError):  # a system without IPv6 has no tcp6
+                inodes |= {line.split()[9] for line in (self._folder / "net" / name).read_text().splitlines()[1:]}
+        return inodes
+
+
+def _kind(target: str, tcp: set[str]) -> str:
+    """The kind of the descriptor whose link in `/proc` leads to `target`."""
+    if target.startswith("socket:["):
+        return "connection" if target[len("socket:[") : -1] in tcp else "socket"
+    if target.startswith("/memfd:"):
+        return "memory"
+    return "file" if target.startswith("/") else "other"
 
 
 def machine_cpu_s() -> tuple[float, float]:

@@ -67,6 +67,10 @@ class Crowd:
     congestion: str = "reno"
     """As in `Paths`. The default is the slower one: the transport asks for BBR, but many kernels lack it."""
 
+    blocks: int = 32
+    block_bytes: int = 1 << 16
+    """The model: how many blocks it has, and the size of each. A member that missed many versions fetches them."""
+
     def paths(self) -> Paths:
         one_way = tuple(tuple(ms / 2000 for ms in row[: self.regions]) for row in _ROUND_TRIP_MS[: self.regions])
         return Paths(one_way, congestion=self.congestion)
@@ -94,8 +98,9 @@ def gather(
     rng = random.Random(seed)
     trainer = Link(crowd.trainer_mbit, 0.0, max(crowd.down_mbit, crowd.trainer_mbit), 0, crowd.loss)
     world = World(
-        tuning or Tuning.wan(), seed=seed, authority_link=trainer, home=REGIONS[0], paths=crowd.paths(), host=host
-    )
+        tuning or Tuning.wan(), seed=seed, authority_link=trainer, home=REGIONS[0], paths=crowd.paths(), host=host,
+        blocks=crowd.blocks, block_bytes=crowd.block_bytes,
+    )  # fmt: skip
     for _ in range(crowd.nodes):
         link = draw(crowd, rng)
         known = link.up_mbit * rng.uniform(1 - crowd.error, 1 + crowd.error)

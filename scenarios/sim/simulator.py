@@ -183,9 +183,16 @@ class World(VirtualNetwork):
         for _, flow in sorted(node.flows.items()):
             self.uplinks.pump(flow)
 
-    def cut(self, a: Node, b: Node) -> None:
-        """Stop all packets between two nodes. What they send waits until `heal`, as bytes in a stream do."""
-        self.cuts.add(frozenset((a.key.public, b.key.public)))
+    def cut(self, a: Node, b: Node, *, one_way: bool = False) -> None:
+        """Stop all packets between two nodes, or with `one_way` those from `a` to `b` only. What they send waits until
+        `heal`, as bytes in a stream do. When one end closes a session, the other end sees it end as well: its transport
+        would have noticed the silence.
+
+        Acknowledgements are no packets here: what is sent against the direction of a one-way cut goes on arriving.
+        """
+        self.cuts.add((a.key.public, b.key.public))
+        if not one_way:
+            self.cuts.add((b.key.public, a.key.public))
 
     def heal(self) -> None:
         self.cuts.clear()

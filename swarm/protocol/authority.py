@@ -302,7 +302,8 @@ class Authority:
         if report.peer != session.peer or not report.leaving:
             raise PeerError("bye: not the sender's own")
         self._take_report(report, now)
-        self.state.close(session.peer, "left")
+        if not session.closing:
+            self.state.close(session.peer, "left")
 
     def _rival(self, session: Session, message: HeartbeatNews, now: float) -> None:
         """A member shows us a heartbeat signed by our own key. If it names a later boot we have been replaced, and
@@ -342,6 +343,9 @@ class Authority:
             return
         if report.leaving:
             self.admission.forget_holder(report.slot, report.peer)
+            session = self.state.sessions.get(report.peer)
+            if session is not None and not session.closing:  # another member may have brought the report
+                self.state.close(report.peer, "left")
             self.state.outbox.notify(MemberLeft(report.peer, report.slot))
             return
         self.admission.charge_reported(report, now)
@@ -475,13 +479,13 @@ class Authority:
     def _tick(self, event: Timer, now: float) -> None:
         state = self.state
         state.sessions.close_unproven(now)
-        state.exchange.tick(now)
         before = state.leases.heartbeat.fresh if state.leases.heartbeat is not None else b""
         for slot, peer in self.book.expire(self._time(now)):
             self.admission.forget_holder(slot, peer)
             state.outbox.notify(LeaseExpired(slot, peer))
             if state.sessions.get(peer) is not None:
                 state.close(peer, "its lease has expired")
+        state.exchange.tick(now)
         if self.book.bits(self._time(now))[1] != before:
             self.replanner.mark_stale()
         self.replanner.tick(now)

@@ -118,7 +118,7 @@ class Peer:
         `latest_boot`: at a local time, the highest boot number of the authority that is believed."""
         shard = share_of(join.shards, join.ranks, join.form)
         state = self.state = State.new(
-            key, swarm, tuning, rng, OwnUplink(gives=join.up_mbit > 0), latest_boot=latest_boot, shard=shard
+            key, swarm, tuning, rng, OwnUplink(gives=False), latest_boot=latest_boot, shard=shard
         )
         state.may_attach = shard is None or saved.layout_hash is not None
         self.repair = Repair(state)

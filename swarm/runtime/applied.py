@@ -38,8 +38,8 @@ class AppliedVersions:
         """`jobs`: None for a relay, which has no replica."""
         self._store, self._manifests, self._jobs = store, manifests, jobs
         self._application, self._limits, self._run_sync = application, limits, run_sync
-        self.newest: VersionId | None = None
-        """The newest version that the core has declared applied; None before the first one."""
+        self.newest: VersionId | None = None if jobs is None else jobs.model.version
+        """The newest version that the core has declared applied, or that the start restored; None: there was none."""
         self._waiting: deque[VersionApplied] = deque()
         self._wake_confirm, self._wake_upkeep = trio.Event(), trio.Event()
         self._has_foreign_bits = False

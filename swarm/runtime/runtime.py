@@ -25,6 +25,7 @@ from swarm.protocol.core.events import (
     LocalLeave,
     ManifestSeen,
     Notify,
+    PeerUp,
     Persist,
     PieceBad,
     PieceStored,
@@ -239,7 +240,10 @@ class Runtime:
     # ------------------------------------------------------------ called by the core loop
 
     def check_event(self, event: Event) -> None:
-        """Remember the manifest in a peer's message. Raises `PeerError` for a forged one."""
+        """Remember the manifest in a peer's message, and the sessions that the core knows. Raises `PeerError` for a
+        forged manifest."""
+        if isinstance(event, PeerUp) and (session := self.peers.get(event.peer)) is not None:
+            session.known = True
         if isinstance(event, Heard) and isinstance(event.message, ManifestNews | Welcome) and event.message.manifest:
             self.manifests.note(event.message.manifest)
 
@@ -269,7 +273,7 @@ class Runtime:
 
     def _send(self, effect: Send) -> None:
         session = self.peers.get(effect.peer)
-        if session is None:
+        if session is None or not session.known:
             return
         if isinstance(effect.message, WantBlob | WantBlock) and self._blobs is not None:
             while len(session.requests) >= self._limits.requests_per_peer:
@@ -279,7 +283,7 @@ class Runtime:
 
     def _send_bulk(self, effect: SendHeader | SendPiece | SendBlob | SendBlock) -> None:
         session = self.peers.get(effect.peer)
-        if session is not None:
+        if session is not None and session.known:
             session.send_bulk(effect)
 
     def _open_bulk_stream(self, effect: Ready) -> None:

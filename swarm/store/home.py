@@ -8,6 +8,7 @@
     anchors/E.V/         checkpoints of the replica, or what refers to one in a folder of the user
     partial.files/       a checkpoint that an unfinished catch-up writes
     partial.blocks       the numbers of the blocks in it (`swarm.store.partial`)
+    state/               fragments of the trainer's saved states (`node.saved.folder`)
     replica              the replica as a file, on hosts with little memory: during a catch-up, and for an engine to
                          load from; at other times such a host uses a checkpoint and the chunks since (`codec.layered`)
     clean.json           the record of a clean exit
@@ -305,7 +306,7 @@ def drop_bits(folder: Path) -> None:
     """Remove all but the records from a home that no process uses, once the model is kept elsewhere."""
     disk = Disk()
     with records_of(folder):
-        for name in (*_FOLDERS, *PARTIAL_NAMES, "replica"):
+        for name in (*_FOLDERS, *PARTIAL_NAMES, "replica", "state"):
             if (folder / name).exists():
                 disk.remove(folder / name)
 

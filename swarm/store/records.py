@@ -32,6 +32,13 @@ create table if not exists seals (
 """
 
 
+LOG_PAGES: Final = 64
+"""Pages of 4 KiB after which SQLite copies its write-ahead log into the database and begins the log anew
+(https://sqlite.org/wal.html). SQLite's own number is 1000: the log would grow to 4 MiB in a swarm's first hundreds of
+versions. One version writes some five pages. A transaction that needs more pages makes the log longer; it is cut when
+the log begins anew."""
+_PAGE_BYTES: Final = 4096
+
 _LAST: Final = "\U0010ffff"
 """Sorts after every other character."""
 
@@ -75,6 +82,8 @@ class Records:
         try:
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=full")
+            self._db.execute(f"pragma wal_autocheckpoint={LOG_PAGES}")
+            self._db.execute(f"pragma journal_size_limit={LOG_PAGES * _PAGE_BYTES}")
             (found,) = self._db.execute("pragma user_version").fetchone()
             if found > FORMAT:
                 self._db.close()

@@ -22,5 +22,6 @@ Modules:
 - `probe`: Finds out which peer answers at an address
 - `pubsub`: py-libp2p's GossipSub with bounds
 - `rules`: What configures a libp2p transport besides its key and addresses
+- `tasks`: Starts the tasks of py-libp2p's services, each under a guard
 - `tuning`: Socket options for connections that carry megabytes in bursts over long paths
 """

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 import trio
 from libp2p.abc import INetStream, ISecureTransport
@@ -26,11 +26,13 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
 from codec.errors import PeerError
+from swarm.guard import Source
 from swarm.transport.connection import tls
 from swarm.transport.connection.multistream import Channel, propose
 from swarm.transport.connection.muxer import YAMUX_ID, MuxedConnection
 from swarm.transport.connection.tcp import TcpTransport
 from swarm.transport.connection.upgrade import Upgrader
+from swarm.transport.tasks import GuardedTasks
 
 __all__ = ["Host", "build_host", "security"]
 
@@ -54,6 +56,20 @@ class _NoDialing(AutoConnector):
 
     def record_disconnect(self, peer_id: ID) -> None:
         """Keeps nothing. The library would remember every peer that ever left."""
+
+
+class _Network(Swarm):
+    """The library's network, whose tasks start in the same time however many there are."""
+
+    async def run(self) -> None:
+        """Run until cancelled, with the tasks of all connections."""
+        async with trio.open_nursery() as self._tasks:
+            await super().run()
+
+    @property
+    def manager(self) -> Any:
+        """Starts tasks."""
+        return GuardedTasks(super().manager, self._tasks, Source.CONNECTION)
 
 
 class Host(BasicHost):
@@ -156,7 +172,7 @@ def build_host(
         inbound_upgrade_timeout=2 * handshake_s,
         outbound_upgrade_timeout=handshake_s,
     )
-    swarm = Swarm(
+    swarm = _Network(
         own_id,
         peerstore,
         upgrader,

@@ -7,6 +7,7 @@ wait a quarter of a second. A peer usually has two connections, one for the cont
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from codec.errors import PeerError
 from codec.sign import Key
 from swarm.guard import Source, guarded
 from swarm.protocol.core.reach import is_circuit
-from swarm.transport.base import Accept, Lane, PathKind, PeerKey, Traffic, Transport, Unreachable, attend
+from swarm.transport.base import Accept, Lane, PathKind, PeerKey, Stream, Traffic, Transport, Unreachable, attend
 from swarm.transport.bulk_connections import BulkConnections
 from swarm.transport.connection.addresses import checked_announcements, multiaddr_text
 from swarm.transport.connection.gate import Gate
@@ -363,6 +364,23 @@ class Libp2pTransport(Transport):
         if not connection:
             raise Unreachable(f"not connected to {peer_id(peer)}")
         return await self.open_on(connection, protocol)
+
+    async def open_bulk_stream(self, peer: PeerKey, protocol: str) -> LaneStream:
+        """Open a stream for `protocol` where it delays no control message: on a bulk connection of the peer. Raises
+        `Unreachable`."""
+        edge = self._edges.get(peer)
+        if edge and not edge.live(Lane.BULK):
+            with suppress(Unreachable):
+                await self._bulk.add_if_needed(peer)
+        connection = edge and (edge.pick(Lane.BULK) or next(iter(edge.connections), None))
+        if not connection:
+            raise Unreachable(f"not connected to {peer_id(peer)}")
+        return await self.open_on(connection, protocol)
+
+    def serve_protocol(self, protocol: str, handler: Callable[[PeerKey, Stream], Awaitable[None]]) -> None:
+        """Call `handler(peer, stream)` for each stream of `protocol`, of strangers too. An error of it resets the
+        stream. Call it before `serve`."""
+        self._serves[protocol] = lambda connection, stream: handler(connection.peer, stream)
 
     async def open_on(self, connection: MuxedConnection, protocol: str) -> LaneStream:
         """As `PeerConnections`."""

@@ -52,6 +52,8 @@ class MemoryNetwork:
         self._free_at_s: dict[tuple[PeerKey, PeerKey], float] = {}
         self._listening: dict[str, MemoryTransport] = {}
         self._streams: dict[frozenset[PeerKey], dict[MemoryStream, None]] = {}
+        self._leaving: dict[frozenset[PeerKey], list[MemoryStream]] = {}
+        """Ends of the connection that a pair closed last, of which something may still arrive."""
         self._shielded: set[PeerKey] = set()
         self._circuits: set[frozenset[PeerKey]] = set()
         self._dialed: set[tuple[PeerKey, PeerKey]] = set()  # (dialer, dialed)
@@ -91,10 +93,14 @@ class MemoryNetwork:
         return free_at_s + link.delay_s
 
     def _break(self, pair: frozenset[PeerKey]) -> None:
+        for stream in (*self._forget(pair), *self._leaving.pop(pair, ())):
+            stream.break_()
+
+    def _forget(self, pair: frozenset[PeerKey]) -> "dict[MemoryStream, None]":
+        """Forget a connection; its streams."""
         self._circuits.discard(pair)
         self._dialed = {(a, b) for a, b in self._dialed if {a, b} != pair}
-        for stream in self._streams.pop(pair, {}):
-            stream.break_()
+        return self._streams.pop(pair, {})
 
     # Called by transports.
 
@@ -155,8 +161,16 @@ class MemoryNetwork:
         return PathKind.DIALED if (a, b) in self._dialed else PathKind.ACCEPTED
 
     def disconnect(self, a: PeerKey, b: PeerKey) -> None:
-        """End the connection between `a` and `b`."""
+        """End the connection between `a` and `b`. What is on its way is lost."""
         self._break(frozenset((a, b)))
+
+    def close(self, closer: PeerKey, other: PeerKey) -> None:
+        """`closer` ends the connection as TCP does: what it has sent still arrives at `other`, and then the streams
+        are broken there. What `other` has sent, or sends until then, is lost."""
+        pair = frozenset((closer, other))
+        self._leaving[pair] = [stream for stream in self._forget(pair) if stream.owner == closer]
+        for stream in self._leaving[pair]:
+            stream.leave()
 
     def stream_pair(self, near: "MemoryTransport", far: "MemoryTransport") -> tuple["MemoryStream", "MemoryStream"]:
         """Open a stream between two connected transports: the near end and the far end."""
@@ -176,7 +190,8 @@ class _Pipe:
         self._network = network
         self._source = source
         self._target = target
-        self._segments: deque[tuple[float, bytes]] = deque()  # (arrival time, bytes); b"" is the end of the stream
+        self._segments: deque[tuple[float, bytes | None]] = deque()
+        """(arrival time, bytes); b"" is the end of the stream, None of its connection."""
         self._held_bytes = 0  # under way or unread
         self._limit_bytes = network.path(source.key, target.key).buffer_bytes
         self.changed = trio.lowlevel.ParkingLot()
@@ -184,6 +199,13 @@ class _Pipe:
         self.writer_closed = False
         self.reader_closed = False
         self.broken = False
+        self.writer_left = False  # the connection was closed in order by the end that writes
+        self.writer_knows_s = math.inf  # the end that reads closed it: when the end that writes learns of it
+
+    @property
+    def source(self) -> PeerKey:
+        """The peer that writes."""
+        return self._source.key
 
     def wake(self) -> None:
         self.changed.unpark_all()
@@ -191,7 +213,7 @@ class _Pipe:
     def check_writable(self) -> None:
         if self.writer_closed or self.ended:
             raise trio.ClosedResourceError("this end is closed for sending")
-        if self.broken or self.reader_closed:
+        if self.broken or self.reader_closed or self.writer_left or self.writer_knows_s <= trio.current_time():
             raise trio.BrokenResourceError("the other end is gone")
 
     async def wait_room(self) -> int:
@@ -219,14 +241,37 @@ class _Pipe:
 
     def _append(self, segment: bytes) -> None:
         at_s = self._network.arrival_s(self._source.key, self._target.key, len(segment))
-        self._segments.append((at_s, segment))
+        if self.reader_left:
+            self._held_bytes -= len(segment)
+        else:
+            self._segments.append((at_s, segment))
+        self.wake()
+
+    @property
+    def reader_left(self) -> bool:
+        """The end that reads has closed the connection in order."""
+        return self.writer_knows_s < math.inf
+
+    def close_by_writer(self) -> float:
+        """The end that writes closes the connection in order. Returns when the other end learns of it."""
+        self.writer_left = True
+        at_s = self._network.arrival_s(self._source.key, self._target.key, 0)
+        self._segments.append((at_s, None))
+        self.wake()
+        return at_s
+
+    def close_by_reader(self, writer_knows_s: float) -> None:
+        """The end that reads closes the connection in order; what was on its way is lost."""
+        self.writer_knows_s = writer_knows_s
+        self._segments.clear()
+        self._held_bytes = 0
         self.wake()
 
     async def receive(self, max_bytes: int | None) -> bytes:
         while True:
             if self.reader_closed:
                 raise trio.ClosedResourceError("this end is closed")
-            if self.broken:
+            if self.broken or self.reader_left:
                 raise trio.BrokenResourceError("the other end is gone")
             if not self._segments:
                 await self.changed.park()
@@ -237,6 +282,8 @@ class _Pipe:
                 with trio.move_on_after(wait_s):  # parks instead of sleeping, since a broken pipe must wake its reader
                     await self.changed.park()
                 continue
+            if segment is None:
+                raise trio.BrokenResourceError("the other end has closed the connection")
             if not segment:
                 return b""  # leave the end in the queue, so that every later read returns it, too
             self._segments.popleft()
@@ -257,6 +304,15 @@ class MemoryStream(Stream):
         self._back = back
         self._sending = False
         self._receiving = False
+
+    @property
+    def owner(self) -> PeerKey:
+        """The peer whose end it is."""
+        return self._out.source
+
+    def leave(self) -> None:
+        """The owner closes the connection in order: what it has sent still arrives."""
+        self._back.close_by_reader(self._out.close_by_writer())
 
     @property
     def is_done(self) -> bool:

@@ -23,6 +23,7 @@ from swarm.transport.base import PeerKey
 from swarm.transport.connection.migrating_connection import lost_is_broken
 from swarm.transport.connection.muxer import MuxedStream
 from swarm.transport.identity import peer_key
+from swarm.transport.tasks import GuardedTasks
 
 __all__ = ["BoundedPubsub", "Neighbours", "cost_of", "trimmed"]
 
@@ -158,11 +159,15 @@ class BoundedPubsub(Pubsub):
         self._drop = drop
         self._neighbours = Neighbours()
 
+    async def run(self) -> None:
+        """Run until cancelled, with all tasks."""
+        async with trio.open_nursery() as self._tasks:
+            await super().run()
+
     @property
     def manager(self) -> Any:
-        """The library's task manager, with a guard on each task: otherwise an exception in one would end the
-        service."""
-        return _GuardedTasks(super().manager)
+        """Starts tasks."""
+        return GuardedTasks(super().manager, self._tasks, Source.GOSSIP)
 
     async def continuously_read_stream(self, stream: Any) -> None:
         """Read a neighbour's frames until its stream ends. Replaces the library's method. Never raises."""
@@ -242,21 +247,3 @@ class _Frames:
         if len(self._buffer) >= 4:
             raise PeerError("gossip: a frame's length field has over four bytes")
         return None
-
-
-class _GuardedTasks:
-    """The library's task manager with a guard on each task. Daemon tasks have none: if one ends, the service ends and
-    `swarm.gossip` starts it again."""
-
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
-
-    def run_task(self, function: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> None:
-        async def run() -> None:
-            with guarded(Source.GOSSIP), lost_is_broken():
-                await function(*args)
-
-        self._manager.run_task(run, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)

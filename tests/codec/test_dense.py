@@ -42,3 +42,14 @@ def test_every_coder_returns_none_for_an_unchanged_block() -> None:
     assert all(
         encode(0, old, old.copy(), DTYPES["BF16"], coder) is None for coder in (CODER_RICE, CODER_PCO, CODER_RAW)
     )
+
+
+def test_a_first_copy_of_int8_codes_is_about_as_short_as_their_entropy() -> None:
+    dtype = DTYPES["I8"]
+    codes = np.clip(np.random.default_rng(0).normal(0, 20, 1 << 16).round(), -127, 127).astype(np.int8)
+    counts = np.unique(codes, return_counts=True)[1]
+    entropy = float(-(counts * np.log2(counts / codes.size)).sum()) / 8
+    assert entropy < 7 / 8 * codes.size, "shorter than the changes of a dense step of wider elements may be"
+    delta = encode(0, np.zeros(codes.size, np.uint8), codes.view(np.uint8), dtype, new_values=True)
+    assert delta is not None
+    assert len(delta.payload) < 1.01 * entropy

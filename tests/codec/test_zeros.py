@@ -111,7 +111,7 @@ def test_an_emptied_slot_gives_its_memory_back_while_others_have_it_mapped(repli
         replica.scatter([StagedChunk((emptied(replica, block),))])
     assert allocated(replica) < before + 4 * 4096 + kept.nbytes + 4096
     assert np.array_equal(replica.block(neighbour), kept), "the slot beside it"
-    assert not reader.block(1).any(), "whoever has it mapped reads zeros"
+    assert not reader.block(1).any(), "a process that has it mapped reads zeros"
     assert not replica.block(BLOCK).any()
     assert np.array_equal(replica.hashes[blocks.start : blocks.stop], zero_hashes(LAYOUT)[: len(blocks)])
     replica.scatter([StagedChunk((change(replica, BLOCK),))])

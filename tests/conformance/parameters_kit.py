@@ -250,8 +250,12 @@ class Asker:
     """Asks every endpoint the same: 12 greedy tokens after "hello", unless a field says otherwise."""
 
     def __init__(self, url: str, client: httpx.AsyncClient, engine: LocalEngine, swarm: Any) -> None:
-        self._url, self._client = url.removesuffix("/v1"), client
+        self.url, self._client = url.removesuffix("/v1"), client
         self.engine, self.swarm = engine, swarm
+
+    def text(self, token: int) -> str:
+        """The text of a token, by the tokenizer of `files`."""
+        return Tokenizer.from_str(files()["tokenizer.json"].decode()).decode([token], skip_special_tokens=False)
 
     async def __call__(self, endpoint: str, **fields: Any) -> Reply:
         where = "generate" if endpoint in ("generate", "sampling_params") else endpoint
@@ -267,7 +271,7 @@ class Asker:
         else:
             sampling = {"temperature": 0, "max_tokens": 12}
             body = {"token_ids": tokens_of("hello"), "sampling_params": sampling} | fields
-        answer = await self._client.post(self._url + ENDPOINTS[where], json=body)
+        answer = await self._client.post(self.url + ENDPOINTS[where], json=body)
         if answer.headers["content-type"].startswith("text/event-stream"):
             lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
             return Reply(answer.status_code, {}, [json.loads(line) for line in lines])

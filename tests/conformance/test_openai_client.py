@@ -114,7 +114,7 @@ def resource_of(client: OpenAI | AsyncOpenAI, name: str) -> Any:
 
 
 def accepted(fields: dict[str, tuple[Any, str | None]], given: dict[str, Any]) -> dict[str, Any]:
-    """All fields that work, at once; but `echo` excludes `logprobs`."""
+    """All fields that work, at once; but this engine scores no prompts, as `echo` with `logprobs` needs it."""
     return given | {field: value for field, (value, param) in fields.items() if param is WORKS and field != "echo"}
 
 

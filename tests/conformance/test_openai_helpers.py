@@ -88,7 +88,7 @@ async def url(tmp_path: Path, writer: TransformersEngine) -> AsyncIterator[str]:
 
 
 def url_of(ask: Asker) -> str:
-    return f"{ask._url}/v1"
+    return f"{ask.url}/v1"
 
 
 def brief() -> dict[str, Any]:

@@ -31,9 +31,10 @@ from parameters_kit import (
     writer_files,
 )
 
-from node.engines.base import ABILITIES, OPTIONS, ROUTES
+from node.engines.base import ABILITIES, IMAGES, OPTIONS, ROUTES
 from node.engines.transformers import TransformersEngine
-from node.gateway.parameters import BODIES, ENDPOINTS, PARAMETERS, Parameter, markdown, parse
+from node.gateway.bodies import BODIES, parse
+from node.gateway.parameters import ENDPOINTS, PARAMETERS, Parameter, markdown
 from node.gateway.parsed_request import parse_chat, parse_completion
 from node.gateway.text import Text
 from node.member.worker import NodeWorker
@@ -385,7 +386,7 @@ async def _structures(ask: Asker, endpoint: str) -> None:
     """What is refused; `test_structures` shows that texts have their structure."""
     for form in ("response_format", "structured_outputs"):
         if any(row.name == form and endpoint in row.on for row in PARAMETERS):
-            for wrong in ({"type": "xml"}, {"json": {}, "regex": "a"}, {"grammar": "a"}, {}):
+            for wrong in ({"type": "xml"}, {"json": {}, "regex": "a"}, {"structural_tag": "a"}, {}):
                 assert (await ask(endpoint, **{form: wrong})).param == _inside(endpoint) + form
             good = {"type": "json_object"} if form == "response_format" else {"regex": "a+"}
             reply = await ask(endpoint, **{form: good}, ignore_eos=True)
@@ -484,7 +485,7 @@ async def _echo(ask: Asker, endpoint: str) -> None:
             assert reply.text == shown + plain.text
             assert reply.tokens == plain.tokens
         assert reply.text == _streamed_text(await ask(endpoint, prompt=prompt, temperature=0, echo=True, stream=True))
-        assert (await ask(endpoint, echo=True, logprobs=0)).param == "echo"
+        await _echoed_logprobs(ask)
         return
     messages = [{"role": "assistant", "content": "he"}]
     plain = await ask(endpoint, messages=messages, temperature=0)
@@ -493,6 +494,88 @@ async def _echo(ask: Asker, endpoint: str) -> None:
     assert _streamed_text(streamed) == "he" + plain.text
     plain = await ask(endpoint, temperature=0)
     assert (await ask(endpoint, temperature=0, echo=True)).text == plain.text, "the last message is the user's"
+
+
+async def _echoed_logprobs(ask: Asker) -> None:
+    """They are those of the model's own distribution at temperature 1, whatever the sampling."""
+    for count, more in ((0, {}), (3, {"temperature": 0.5, "top_k": 4, "seed": 3}), (1, {"max_tokens": 0})):
+        fields = {"echo": True, "logprobs": count, "return_tokens_as_token_ids": True} | more
+        reply = await ask("completions", **fields)
+        found, prompt, drawn = reply.choices[0]["logprobs"], reply.prompt, reply.tokens
+        assert len(drawn) == more.get("max_tokens", 12)
+        assert found["tokens"] == [f"token_id:{token}" for token in [*prompt, *drawn]]
+        assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+        assert all(len(values) == len(found["tokens"]) for values in found.values())
+        assert found["text_offset"] == [sum(map(len, found["tokens"][:i])) for i in range(len(found["tokens"]))]
+        scored, _ = await ask.engine.score(prompt[:1], prompt[1:], _sampling(temperature=1.0))
+        assert found["token_logprobs"][1 : len(prompt)] == pytest.approx(scored, abs=1e-5)
+        await _check_likeliest(ask, prompt, found["top_logprobs"][1 : len(prompt)], count)
+        if drawn:
+            plain = await ask("completions", **fields | {"echo": False})
+            assert found["token_logprobs"][len(prompt) :] == plain.logprobs
+            assert found["top_logprobs"][len(prompt) :] == plain.choices[0]["logprobs"]["top_logprobs"]
+            assert reply.text == "hello" + plain.text
+        else:
+            assert (reply.text, reply.finish, reply.body["usage"]["completion_tokens"]) == ("hello", "length", 0)
+        streamed = await ask("completions", **fields, stream=True)
+        assert streamed.events[0]["choices"][0]["logprobs"] == found
+        assert _streamed_text(streamed) == reply.text
+    for wrong in ({"max_tokens": 0}, {"max_tokens": -1, "echo": True}):
+        reply = await ask("completions", **wrong)
+        assert reply.param == "max_tokens"
+        assert "or 0 with echo" in reply.why
+    assert (await ask("completions", prompt=[3], echo=True, logprobs=2, max_tokens=0)).logprobs == [None]
+
+
+async def _check_likeliest(ask: Asker, prompt: list[int], rows: list[dict[str, float]], count: int) -> None:
+    """`rows`: of each token of the prompt but the first: by name, the log-probabilities of it and the likeliest."""
+    plain = _sampling(temperature=1.0)
+    for number, row in enumerate(rows, 1):
+        own = f"token_id:{prompt[number]}"
+        assert own in row
+        assert len(row) in (count, count + 1)
+        for name, at in row.items():
+            text = [*prompt[1:number], int(name.removeprefix("token_id:"))]
+            scored, _ = await ask.engine.score(prompt[:1], text, plain)
+            assert scored[-1] == pytest.approx(at, abs=1e-4)
+        if count:
+            others = [await ask.engine.score(prompt[:1], [*prompt[1:number], i], plain) for i in range(BOS + 1)]
+            assert max(row.values()) == pytest.approx(max(scored[-1] for scored, _ in others), abs=1e-4)
+
+
+@effect("prompt_logprobs")
+async def _prompt_logprobs(ask: Asker, endpoint: str) -> None:
+    name = f"{_inside(endpoint)}prompt_logprobs"
+    assert "prompt_logprobs" not in (await ask(endpoint)).body | (await ask(endpoint)).choices[0]
+    for count, more in ((0, {"n": 2}), (4, {"temperature": 0.7, "top_p": 0.5})):
+        reply = await ask(endpoint, prompt_logprobs=count, **more)
+        found, prompt = (reply.choices[0] if endpoint == "completions" else reply.body)["prompt_logprobs"], reply.prompt
+        assert (found[0], len(found)) == (None, len(prompt))
+        scored, _ = await ask.engine.score(prompt[:1], prompt[1:], _sampling(temperature=1.0))
+        for token, row, wanted in zip(prompt[1:], found[1:], scored, strict=True):
+            own = row[str(token)]
+            assert own["logprob"] == pytest.approx(wanted, abs=1e-5)
+            assert own["decoded_token"] == (None if endpoint == "sampling_params" else ask.text(token))
+            ranked = sorted((entry["rank"], -entry["logprob"]) for entry in row.values())
+            assert ranked == sorted(ranked, key=lambda pair: pair[1])
+            assert [rank for rank, _ in ranked[:count]] == list(range(1, count + 1))
+            assert len(row) == count + (own["rank"] > count)
+        rows = [{f"token_id:{token}": each["logprob"] for token, each in row.items()} for row in found[1:]]
+        await _check_likeliest(ask, prompt, rows, count)
+    assert (await ask(endpoint, prompt_logprobs=21)).param == (await ask(endpoint, prompt_logprobs=-1)).param == name
+    assert (await ask(endpoint, prompt_logprobs=1, return_routed_experts=True)).param == name
+    if endpoint != "sampling_params":
+        assert (await ask(endpoint, prompt_logprobs=0, stream=True)).param == name
+    if endpoint == "completions":
+        both = await ask(endpoint, prompt_logprobs=3, echo=True, logprobs=1)
+        assert {len(row) for row in both.choices[0]["logprobs"]["top_logprobs"][1:6]} <= {1, 2}
+        assert {len(row) for row in both.choices[0]["prompt_logprobs"][1:]} <= {3, 4}
+
+
+@effect("parallel_tool_calls")
+async def _one_call(ask: Asker, endpoint: str) -> None:
+    """tests/node/gateway/test_tools.py shows that only the first call is left."""
+    assert (await ask(endpoint, parallel_tool_calls=False)).text == (await ask(endpoint)).text
 
 
 @effect("return_tokens_as_token_ids")
@@ -530,6 +613,39 @@ async def _stream(ask: Asker, endpoint: str) -> None:
     assert not any(event.get("usage") for event in (await ask(endpoint, stream=True)).events)
     for options in ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, {"stream_options": {"a": 1}}):
         assert (await ask(endpoint, **options)).param == "stream_options"
+    so_far = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "n": 2}
+    for more in ({}, {"seed": 4}):  # with a seed, the samples are sent when they are accepted
+        prompt, counted = plain.body["usage"]["prompt_tokens"], {0: [0], 1: [0]}
+        for event in (await ask(endpoint, **so_far, **more)).events[:-1]:
+            (choice,), usage = event["choices"], event["usage"]
+            assert usage["total_tokens"] - usage["completion_tokens"] == usage["prompt_tokens"] == prompt
+            counted[choice["index"]].append(usage["completion_tokens"])
+        assert all(counts == sorted(counts) and counts[-1] == 12 for counts in counted.values())
+
+
+@effect("stream_interval")
+async def _interval(ask: Asker, endpoint: str) -> None:
+    plain = await ask(endpoint, ignore_eos=True)
+    streamed = await ask(endpoint, ignore_eos=True, stream=True, stream_interval=5)
+    sizes = [len(found) for event in streamed.events if (found := event["choices"][0].get("token_ids"))]
+    assert sum(sizes) == len(plain.tokens) == 12
+    assert sizes[0] < 12
+    assert all(size >= 5 for size in sizes[1:-1])
+    assert len(sizes) <= 4
+    assert _streamed_text(streamed) == plain.text
+    for wrong in (0, 1 << 20):
+        assert (await ask(endpoint, stream=True, stream_interval=wrong)).param == "stream_interval"
+
+
+@effect("return_prompt_text")
+async def _prompt_text(ask: Asker, endpoint: str) -> None:
+    assert "prompt_text" not in (await ask(endpoint)).body
+    assert (await ask(endpoint, return_prompt_text=True)).body["prompt_text"] == "user: hello\nassistant: "
+    cut = await ask(endpoint, return_prompt_text=True, truncate_prompt_tokens=4)
+    assert cut.body["prompt_text"] == "nt: "
+    for more in ({}, {"seed": 4, "n": 2}):
+        events = (await ask(endpoint, return_prompt_text=True, stream=True, **more)).events
+        assert [event.get("prompt_text") for event in events[:2]] == ["user: hello\nassistant: ", None]
 
 
 @effect("session_id", "prompt_cache_key", "user")
@@ -708,7 +824,7 @@ async def test_checks_of_rollouts_with_options_accuse_no_honest_node(tmp_path: P
 
 def test_the_transformers_engine_has_every_ability(engine: TransformersEngine):
     engine.measure()
-    assert {name for name in engine.abilities if not name.startswith("class:")} == ABILITIES - {ROUTES}
+    assert {name for name in engine.abilities if not name.startswith("class:")} == ABILITIES - {IMAGES, ROUTES}
 
 
 def test_bodies_have_exactly_the_fields_of_the_table():

@@ -75,6 +75,8 @@ async def test_a_text_has_the_structure_that_was_asked_for(write: Asker, endpoin
         ({"structured_outputs": {"regex": "ab{2,5}c"}}, lambda text: re.fullmatch("ab{2,5}c", text)),
         ({"structured_outputs": {"choice": ["yes", "no", 'a "b"']}}, lambda text: text in ("yes", "no", 'a "b"')),
     ]
+    for grammar in ('root ::= "<" inner+ ">"\ninner ::= [a-c] | "-"\n', 'start: "<" INNER+ ">"\nINNER: /[a-c]|-/\n'):
+        forms.append(({"structured_outputs": {"grammar": grammar}}, lambda text: re.fullmatch("<[a-c-]+>", text)))
     if endpoint != "sampling_params":
         schema = {"name": "s", "schema": SCHEMA, "strict": True}
         forms.append(({"response_format": {"type": "json_schema", "json_schema": schema}}, _fits_schema))
@@ -87,8 +89,16 @@ async def test_a_text_has_the_structure_that_was_asked_for(write: Asker, endpoin
                 assert reply.text == _text_of(reply)
     reply = await write(endpoint, **NO_WORDS, n=4, structured_outputs={"choice": ["yes", "no"]})
     assert {choice["finish_reason"] for choice in reply.choices} == {"stop"}
-    why = (await write(endpoint, structured_outputs={"regex": "("})).why
-    assert "structure" in why
+    hostile = (
+        'root ::= "a',
+        "root ::= nothing",
+        "root ::= " + "(" * 4000,
+        'start: "a" (',
+        "a" * 9000,
+    )
+    for wrong in ({"regex": "("}, *({"grammar": grammar} for grammar in hostile)):
+        reply = await write(endpoint, structured_outputs=wrong)
+        assert (reply.status, "structure" in reply.why) == (400, True), wrong
     assert not sum(sum(node.refused.values()) for node in write.swarm.service.status().nodes.values())
 
 

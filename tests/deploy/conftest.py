@@ -1,4 +1,4 @@
-"""Makes `recipe_kit` and `kit` importable: under `--import-mode=importlib` no test folder is on the path."""
+"""Makes `deploy_kit` and `kit` importable: under `--import-mode=importlib` no test folder is on the path."""
 
 import sys
 from pathlib import Path

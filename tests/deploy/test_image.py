@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from deploy_kit import HOUSE
 from kit import checkpoint, weights
-from recipe_kit import HOUSE
 
 from scenarios.harness.swarm import swarm_in
 

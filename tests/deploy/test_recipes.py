@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from recipe_kit import DEPLOY, HOUSE, SCHEMA, command_lines, compose, faults, flags_of, manifests, stateful_sets
+from deploy_kit import DEPLOY, HOUSE, SCHEMA, command_lines, compose, faults, flags_of, manifests, stateful_sets
 
 from node.member.join import LEAVES_WITHIN_S
 from node.settings.addresses import duration_s

@@ -303,3 +303,31 @@ async def test_a_group_waits_for_engines_that_are_planned_later(autojump_clock):
         await trio.sleep(3.0)
         group.use([GroupedEngine(cast(EngineHost, host))])
     assert group.ready
+
+
+async def test_a_host_that_was_loading_when_a_version_came_without_a_patch_is_filled_when_it_is_ready(autojump_clock):
+    fake = Fake("loading")
+    fake.up = trio.Event()
+    async with running(fake) as group:
+        fake.replica = (1, 1)
+        for _ in range(2):
+            await group.reload((1, 1))  # it loads what the replica was before
+        assert fake.reloads == 0
+        fake.up.set()
+        await trio.sleep(2.0)
+        assert (fake.version, fake.reloads) == ((1, 1), 1)
+
+
+async def test_a_host_that_was_loading_when_others_committed_is_filled_when_it_is_ready(autojump_clock):
+    quick, loading, current = Fake("quick"), Fake("loading"), Fake("current", version=1)
+    for away in (loading, current):
+        away.up = trio.Event()
+        away.replica = (0, 1)
+    async with running(quick, loading, current) as group:
+        await group.commit((0, 1), b"r" * 32)
+        assert (quick.version, loading.version) == ((0, 1), (0, 0))
+        for away in (loading, current):
+            away.up.set()
+        await trio.sleep(2.0)
+        assert [fake.version for fake in (quick, loading, current)] == [(0, 1)] * 3
+        assert (loading.reloads, current.reloads) == (1, 0)

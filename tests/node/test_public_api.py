@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import node
 PACKAGES = Path(__file__).parents[2]
 PUBLIC = [getattr(node, name) for name in node.__all__]
 CLASSES = [value for value in PUBLIC if inspect.isclass(value)]
+ERRORS = [cls for cls in CLASSES if issubclass(cls, Exception)]
 OWN = [cls for cls in CLASSES if cls.__module__.startswith("node.trainers.")]
 
 
@@ -67,6 +69,13 @@ def test_every_public_field_is_in_the_docstring(cls: Any) -> None:
     fields = [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
     missing = [name for name in fields if not re.search(rf"`{name}[`(]", cls.__doc__ or "")]
     assert not missing
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+def test_every_error_is_the_same_in_another_process_of_a_trainer(cls: type[Exception]) -> None:
+    error = node.PromptRefused(3, "It is too long.") if cls is node.PromptRefused else cls("It did not happen.")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (cls, str(error), vars(error))
 
 
 @pytest.mark.parametrize("name", ["attach", "publish", "resume", "rollouts", "close"])

@@ -4,11 +4,14 @@ accounting."""
 import os
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 import trio
-from work_kit import SAMPLING, TOKENS, Swarm, collect, gid, head, root
+from work_kit import SAMPLING, TOKENS, Swarm, TimedEngine, collect, gid, head, root
 
+from codec.sign import Key
 from node.engines.base import Completion, SamplingParams, Span
 from node.engines.host import Commitment
 from node.engines.room import NO_ROOM_TOLD
@@ -191,6 +194,14 @@ async def test_a_slow_self_test_delays_no_work(tmp_path, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
+class LyingEngine(TimedEngine):
+    """Reports log-probabilities that no other node computes for its tokens."""
+
+    async def generate(self, prompts: Sequence, sampling, counts=None, adapter=""):
+        completions, seconds = await super().generate(prompts, sampling, counts, adapter)
+        return [msgspec.structs.replace(each, logprobs=(-3.0,) * TOKENS) for each in completions], seconds
+
+
 @pytest.mark.parametrize("lies", [False, True])
 async def test_nodes_check_each_other(tmp_path, autojump_clock, lies):
     async with trio.open_nursery() as nursery:
@@ -198,24 +209,16 @@ async def test_nodes_check_each_other(tmp_path, autojump_clock, lies):
         swarm.settings = type(swarm.settings)(check_share=0.5)
         service = await swarm.start_service()
         for i in (1, 2, 3, 4):
-            engine = await swarm.add_node(i, rate=1000.0, capacity=16, batch=8)
-            # The scores that the others compute for node 1's tokens: its own -1.0, or different ones if it lies.
-            engine.scored = lambda ids, lie=lies, of=i: (
-                (-1.0 - (2.0 if lie and of != 1 and 1 in liars(ids) else 0.0),) * len(ids)
-            )
-
-        def liars(ids) -> set[int]:
-            return {i for i in (1,) if ids[-2] % 2}
-
+            liar = LyingEngine(1000.0) if lies and i == 1 else None
+            await swarm.add_node(i, rate=1000.0, engine=liar, capacity=16, batch=8)
         session = service.open("s", Binding(4, SAMPLING))
-        await collect(service, session, 60)
+        await collect(service, session, 100)
         status = service.status()
         assert status.checks.begun > 20
-        if lies:
-            assert any(node.quarantine for node in status.nodes.values())
-        else:
+        quarantined = [key for key, node in status.nodes.items() if node.quarantine]
+        assert quarantined == ([Key(bytes([1]) * 32).public.hex()] if lies else [])
+        if not lies:
             assert status.checks.confirmed > 20
-            assert not any(node.quarantine for node in status.nodes.values())
         nursery.cancel_scope.cancel()
 
 

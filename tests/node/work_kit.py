@@ -56,7 +56,6 @@ class TimedEngine:
         self.abilities, self.kind = frozenset[str](), "timed"
         self.room = NO_ROOM_TOLD
         self.adapters: dict[str, tuple[int, int]] = {}
-        self.scored = lambda token_ids: (-1.0,) * len(token_ids)
 
     @property
     def ready(self) -> bool:
@@ -71,7 +70,7 @@ class TimedEngine:
         return self.version < version
 
     async def score(self, prompt, token_ids, sampling, adapter=""):
-        return self.scored(token_ids), self.version
+        return (-1.0,) * len(token_ids), self.version
 
     async def judge(self, claim):
         raise AssertionError("it does not name the ability JUDGES")

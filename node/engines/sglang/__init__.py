@@ -11,6 +11,7 @@ Modules:
 - `generating`: A flight of completions, asked of SGLang
 - `http`: Requests to SGLang's API server
 - `installed`: What an environment has of SGLang and the plugin
+- `judging`: Tokens that were drawn before, scored or replayed
 - `launch`: Where a driver's SGLang comes from
 - `server`: SGLang's process
 - `worker`: The driver's process

@@ -7,6 +7,7 @@ own update of weights while generation is paused in place; each rank answers ove
 
 import contextlib
 import itertools
+import json
 import os
 import socket
 import threading
@@ -20,13 +21,15 @@ import msgspec
 from blake3 import blake3
 
 from codec.errors import PeerError, UsageError
-from node.engines.base import EngineError
-from node.engines.sglang.generating import Drawn, generate, score
+from node.engines.base import MAX_LENGTH, EngineError
+from node.engines.sglang.generating import Drawn, generate
 from node.engines.sglang.http import Api
+from node.engines.sglang.judging import judge, score
 from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, MOST_BYTES, Answer, Call, as_tensors
 from node.engines.texts import TokenizerFile
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
+    Check,
     Close,
     Commit,
     Connect,
@@ -38,6 +41,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Front,
     Generate,
     Generated,
+    Judge,
     Learned,
     Load,
     Open,
@@ -64,17 +68,18 @@ SMALL_FILE_BYTES: Final = 64 << 20
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
 
-def speak_for(api: Api, driver: Path, fill: bool) -> None:
+def speak_for(api: Api, driver: Path, fill: bool, *, alike: bool = False) -> None:
     """Connect to the driver's socket and serve it in threads, until it closes the connection.
 
-    `fill`: this SGLang began with no weights; they are loaded from the replica. It generates nothing until the driver
-    opens it. Raises `UsageError`, with what the user can do, for an SGLang that cannot follow a swarm.
+    `fill`: this node started the SGLang, so its plugin is as new as the node. It began with no weights; they are loaded
+    from the replica. It generates nothing until the driver opens it. `alike`: it was started with `--rows-alike`.
+    Raises `UsageError`, with what the user can do, for an SGLang that cannot follow a swarm.
     """
     try:
         info = api.get("/server_info", ASK_WITHIN_S)
     except EngineError as error:
         raise UsageError(f"Nothing that is SGLang answers at {api.url} ({error}). Is it running there?") from error
-    front = _Speaker(api, info, fill, driver)
+    front = _Speaker(api, info, fill, driver, alike)
     threading.Thread(target=front.serve, name="sglang", daemon=True).start()
 
 
@@ -122,13 +127,15 @@ def _read(sock: socket.socket) -> bytes:
 class _Speaker:
     """See the module. One thread receives; each message is carried out in a thread of its own."""
 
-    def __init__(self, api: Api, info: dict[str, Any], fill: bool, driver: Path) -> None:
+    def __init__(self, api: Api, info: dict[str, Any], fill: bool, driver: Path, alike: bool) -> None:
         self._api, self._fill = api, fill
         self._ranks = int(info.get("tp_size", 1))
         self._answers = _Answers(driver.with_name(driver.name + ".calls"))
         self._numbers = itertools.count(1)
         self._weights = threading.Lock()
         """Held while a call of the ranks runs."""
+        self._unwritten = False
+        """No driver wrote live weights, as the ranks told when they connected."""
         self._forgotten: set[int] = set()
         self._running: set[int] = set()
         self._version = ""
@@ -136,7 +143,7 @@ class _Speaker:
         """Each line of a stream has the tokens since the line before; otherwise it has all of them."""
         self._tokenizer = TokenizerFile(Path(str(info.get("model_path", ""))) / "tokenizer.json")
         self._channel: Channel = connect(driver, FromDriver)
-        self._channel.send(_facts(info))
+        self._channel.send(_facts(info, new=fill, alike=alike))
 
     # ------------------------------------------------------------ the driver's messages
 
@@ -160,9 +167,36 @@ class _Speaker:
 
     def _do(self, message: Any) -> Any:
         match message:
+            case Connect() | Load() | Commit() | Open() | Close():
+                return self._change(message)
+            case Generate():
+                return Generated(message.number, self._generate(message))
+            case Score():
+                return score(self._api, message)
+            case Judge():
+                return judge(self._api, message)
+            case Forget(number, flight):
+                if flight in self._running:
+                    self._forgotten.add(flight)
+                return Did(number)
+            case Learned(number, _):
+                return Did(number)  # every tensor is scattered, so there is nothing to remember
+            case DropAdapter(number, _):
+                return Changed(number, 0.0, 0.0)  # it has none
+            case Check():  # a tensor is not scattered, so the driver leaves
+                self._leave()
+        raise EngineError(f"SGLang cannot do that: {type(message).__name__}")
+
+    def _change(self, message: Any) -> Any:
+        """What changes weights, or whether generation goes on."""
+        match message:
             case Connect(number, socket):
                 self._pause("in_place")
-                self._raise_errors(self._call("connect", driver=socket, fill=self._fill))
+                answers = self._call("connect", driver=socket, fill=self._fill)
+                self._unwritten = not any(answer.touched for answer in answers)
+                if any(answer.error for answer in answers):
+                    self._leave()
+                self._raise_errors(answers)
                 return Did(number)
             case Load(number, _):
                 self._pause("retract")
@@ -176,35 +210,23 @@ class _Speaker:
                 self._name(version)
                 self._resume()
                 return Did(number)
-            case Close(number, _):
+            case _:
                 self._stop()
-                return Did(number)
-            case Generate():
-                return Generated(message.number, self._generate(message))
-            case Score():
-                return score(self._api, message)
-            case Forget(number, flight):
-                if flight in self._running:
-                    self._forgotten.add(flight)
-                return Did(number)
-            case Learned(number, _):
-                return Did(number)  # every tensor is scattered, so there is nothing to remember
-            case DropAdapter(number, _):
-                return Changed(number, 0.0, 0.0)  # it has none
-        raise EngineError(f"SGLang cannot do that: {type(message).__name__}")
+                return Did(message.number)
 
     def _generate(self, message: Generate) -> tuple[Any, ...]:
         told = time.monotonic()
 
         def on_line(i: int, begin: int, drawn: Sequence[Drawn]) -> None:
             nonlocal told
-            one, rows = drawn[i], ()
+            one, rows, tops = drawn[i], (), ()
             if message.streamed and len(one.ids) > begin and not (one.finish or one.stopped):
                 rows = ((i, begin, tuple(one.ids[begin:]), tuple(one.logprobs[begin:])),)
+                tops = (b"".join(one.tops[begin:]),) if one.most else ()
             if rows or time.monotonic() - told > REPORT_EVERY_S:
                 told = time.monotonic()
                 with contextlib.suppress(ChannelClosed, ChannelTimeout):
-                    self._channel.send(Told(message.number, tuple(len(each.ids) for each in drawn), rows))
+                    self._channel.send(Told(message.number, tuple(len(each.ids) for each in drawn), rows, tops))
 
         self._running.add(message.flight)
         try:
@@ -290,24 +312,41 @@ class _Speaker:
     def _resume(self) -> None:
         self._api.post("/continue_generation", {}, ASK_WITHIN_S)
 
+    def _leave(self) -> None:
+        """Let an SGLang whose weights no driver wrote serve on as before."""
+        if self._unwritten:
+            self._resume()
+
     def _stop(self) -> None:
         """Abort what runs, which could see a mix of versions. Requests that come later wait until the engine opens."""
         self._pause("in_place")
         self._api.post("/abort_request", {"rid": "", "abort_all": True}, ASK_WITHIN_S)
 
 
-def _facts(info: dict[str, Any]) -> Front:
-    """The first message to the driver: what it must know before it fills this engine."""
+def _facts(info: dict[str, Any], *, new: bool, alike: bool) -> Front:
+    """The first message to the driver: what it must know before it fills this engine. `new`: its plugin is this
+    release's. `alike`: it may be able to replay."""
     folder = Path(str(info.get("model_path", "")))
     small = [path for path in folder.iterdir() if _is_small(path)] if folder.is_dir() else []
     files = {path.name: blake3(path.read_bytes()).digest() for path in small}
     states = info.get("internal_states") or [{}]
     sequences = min(int(states[0].get("effective_max_running_requests_per_dp") or 0), MOST_REQUESTS)
+    config = _config(folder)
+    longest = min(int(info.get("context_length") or MAX_LENGTH), int(config.get("max_position_embeddings", MAX_LENGTH)))
     return Front(
         os.getpid(), str(info.get("version", "")), int(info.get("tp_size", 1)), files, _refusal(info), None,
         options=True, tells=bool(info.get("incremental_streaming_output")), sequences=sequences,
-        tokens=int(info.get("max_total_num_tokens") or 0),
+        tokens=int(info.get("max_total_num_tokens") or 0), judges=new, replays=alike, portable=new, tops=new,
+        structures=new and "tokenizer.json" in files, vocabulary=int(config.get("vocab_size", 0)), longest=longest,
     )  # fmt: skip
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Of the model's text part; empty where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / "config.json").read_text())
+        return found | found.get("text_config", {})
+    return {}
 
 
 def _is_small(path: Path) -> bool:

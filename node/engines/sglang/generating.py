@@ -1,5 +1,6 @@
-"""One flight of completions, and one scoring, asked of SGLang in the form of its `/generate` route."""
+"""One flight of completions, asked of SGLang in the form of its `/generate` route."""
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -8,11 +9,11 @@ import msgspec
 
 from node.engines.base import MIN_LOGPROB, EngineError
 from node.engines.sglang.http import Api
-from node.engines.sglang.plugin.swarm_sglang.rids import OPTIONS, OURS, scoring
+from node.engines.sglang.plugin.swarm_sglang.asked import ASKED, OPTIONS, OURS, Asked
 from node.engines.texts import StopText, TokenizerFile
-from node.engines.vllm.plugin.swarm_vllm.messages import Generate, Output, Score, Scored
+from node.engines.vllm.plugin.swarm_vllm.messages import Generate, Judge, Options, Output, Score
 
-__all__ = ["Drawn", "generate", "score"]
+__all__ = ["TOKEN_WITHIN_S", "Drawn", "generate", "parameters"]
 
 TOKEN_WITHIN_S: Final = 600.0
 """For the next tokens of a flight: requests may wait for others, or for a pause to end."""
@@ -20,6 +21,8 @@ ASK_WITHIN_S: Final = 60.0
 REPORT_EVERY: Final = 16
 """Tokens of a request between two lines, unless each is told as it is drawn, or may complete a stop text."""
 _SEEDS: Final = (1 << 63) - 1
+_PAIR: Final = struct.Struct("<If")
+_NOTHING: Final = Options()
 
 
 @dataclass(slots=True)
@@ -28,8 +31,12 @@ class Drawn:
 
     stop: StopText | None = None
     """Looks for stop texts; None: there are none."""
+    most: int = 0
+    """The number of likeliest tokens that are told of each draw."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[bytes] = field(default_factory=list)
+    """Of each token its part of `Output.top`; none if `most` is 0."""
     spans: tuple[tuple[str, int, int], ...] = ()
     finish: str = ""
     stopped: bool = False
@@ -44,14 +51,18 @@ class Drawn:
             self.finish = meta["finish_reason"]["type"]
         if self.stopped:
             return
+        if self.finish == "abort":
+            raise EngineError(f"SGLang ended a request: {meta['finish_reason'].get('message', 'it was aborted')}")
         ids = [int(token) for token in line["output_ids"]]
-        logprobs = [min(0.0, max(MIN_LOGPROB, float(entry[0]))) for entry in meta["output_token_logprobs"]]
-        if len(ids) != len(logprobs):
+        logprobs = [_logprob(entry[0]) for entry in meta["output_token_logprobs"]]
+        tops = [_likeliest(row, self.most) for row in meta["output_top_logprobs"]] if self.most else [b""] * len(ids)
+        if not len(ids) == len(logprobs) == len(tops):
             raise ValueError(f"{len(logprobs)} log-probabilities of {len(ids)} tokens")
         begin = len(self.ids) if whole else 0
-        for token, logprob in zip(ids[begin:], logprobs[begin:], strict=True):
+        for token, logprob, top in zip(ids[begin:], logprobs[begin:], tops[begin:], strict=True):
             self.ids.append(token)
             self.logprobs.append(logprob)
+            self.tops.append(top)
             if self.stop is not None and self.stop.add(token):
                 self.stopped = True
                 return
@@ -63,7 +74,19 @@ class Drawn:
         count = len(self.ids)
         spans = tuple((name, start, min(end, count)) for name, start, end in self.spans if start < count)
         finish = self.finish if self.finish in ("stop", "length") else "abort"
-        return Output(tuple(self.ids), tuple(self.logprobs), "stop" if self.stopped else finish, spans)
+        reason = "stop" if self.stopped else finish
+        return Output(tuple(self.ids), tuple(self.logprobs), reason, spans, top=b"".join(self.tops))
+
+
+def _logprob(told: float) -> float:
+    return min(0.0, max(MIN_LOGPROB, float(told)))
+
+
+def _likeliest(row: Sequence[Any], most: int) -> bytes:
+    """The `most` likeliest tokens of one draw, as `Output.top` has them. A token that could not be drawn is none."""
+    pairs = [(int(entry[1]), _logprob(entry[0])) for entry in row[:most]]
+    pairs = [(token, logprob) for token, logprob in pairs if logprob > MIN_LOGPROB]
+    return b"".join(_PAIR.pack(*pair) for pair in pairs + [(0, MIN_LOGPROB)] * (most - len(pairs)))
 
 
 def generate(
@@ -80,15 +103,18 @@ def generate(
     `on_line(i, begin, drawn)`: called with the index of a prompt, the number of its tokens before this line, and what
     all prompts have so far. `whole`: each line of this SGLang repeats the lines before it. Raises `EngineError`.
     """
-    drawn = [Drawn(_stop_text(message, prompt, tokenizer)) for prompt in message.prompts]
+    most = (message.options or _NOTHING).top_logprobs
+    drawn = [Drawn(_stop_text(message, prompt, tokenizer), most) for prompt in message.prompts]
     body: dict[str, Any] = {  # SGLang aborts by the beginning of an id, so each ends with a point
         "rid": [f"{OURS}{message.number}-{i}." for i in range(len(drawn))],
         "input_ids": [list(prompt) for prompt in message.prompts],
-        "sampling_params": [_drawing(message, seed) for seed in message.seeds],
+        "sampling_params": [_drawing(message, i) for i in range(len(drawn))],
         "return_logprob": True,
         "logprob_start_len": -1,
         "stream": True,
     }
+    if most:
+        body["top_logprobs_num"] = most
     lines = api.stream("/generate", body, TOKEN_WITHIN_S)
     try:
         for line in lines:
@@ -127,43 +153,26 @@ def _stop_text(message: Generate, prompt: Sequence[int], tokenizer: TokenizerFil
     return StopText(read, prompt, options.stop_texts, special=options.special, least=options.min_tokens)
 
 
-def _drawing(message: Generate, seed: int) -> dict[str, Any]:
+def _drawing(message: Generate, i: int) -> dict[str, Any]:
     options = message.options
     one_by_one = message.streamed or (options is not None and bool(options.stop_texts))
-    more = {} if options is None else {"custom_params": {OPTIONS: msgspec.json.encode(options).decode()}}
-    return more | {
+    asked = None
+    if message.streams:
+        asked = Asked(len(message.prompts[i]), noise=(message.seed, message.streams[i]))
+    return parameters(message, asked) | {
         "max_new_tokens": message.max_tokens,
-        "temperature": message.temperature,
-        "top_p": message.top_p,
-        "sampling_seed": seed & _SEEDS,
+        "sampling_seed": message.seeds[i] & _SEEDS,
         "stop_token_ids": list(message.stop_tokens),
         "stream_interval": 1 if one_by_one else REPORT_EVERY,
     }
 
 
-def score(api: Api, message: Score) -> Scored:
-    """The scores of a text's tokens. Raises `EngineError`."""
-    text = [*message.prompt, *message.token_ids]
-    greedy = message.temperature == 0.0
-    body = {
-        "rid": scoring(message.number, message.widest_top_p),
-        "input_ids": text,
-        "sampling_params": {
-            "max_new_tokens": 1,
-            "temperature": 1.0 if greedy else message.temperature,
-            "top_p": 1.0 if greedy else message.top_p,
-            "ignore_eos": True,
-        },
-        "return_logprob": True,
-        "logprob_start_len": len(message.prompt) - 1,
-    }
-    answer = api.post("/generate", body, TOKEN_WITHIN_S)
-    try:
-        entries = answer["meta_info"]["input_token_logprobs"][-len(message.token_ids) :]
-        if [entry[1] for entry in entries] != list(message.token_ids):
-            raise EngineError("SGLang scored other tokens")
-        (span,) = answer["meta_info"]["weight_versions"]
-        logprobs = tuple(float("-inf") if entry[0] is None else float(entry[0]) for entry in entries)
-        return Scored(message.number, logprobs, str(span["version"]))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise EngineError(f"SGLang's answer is not scores: {type(error).__name__} {error}") from error
+def parameters(message: Generate | Judge | Score, asked: Asked | None) -> dict[str, Any]:
+    """SGLang's parameters of a request that draws by the message's, beside what the plugin is asked for."""
+    custom: dict[str, str] = {}
+    if message.options is not None:
+        custom[OPTIONS] = msgspec.json.encode(message.options).decode()
+    if asked is not None:
+        custom[ASKED] = msgspec.json.encode(asked).decode()
+    more = {"custom_params": custom} if custom else {}
+    return more | {"temperature": message.temperature, "top_p": message.top_p}

@@ -9,12 +9,12 @@ from typing import Final
 from codec.errors import UsageError
 from node.engines.vllm.installed import PLUGIN as LIVE_WEIGHTS
 
-__all__ = ["OLDEST", "OPTIONS_PLUGIN", "PLUGIN", "Installed", "how_to_install", "installed"]
+__all__ = ["OLDEST", "PLUGIN", "Installed", "how_to_install", "installed"]
 
 OLDEST: Final = (0, 5, 23)
 """The release of SGLang whose interfaces the plugin was written and tested against."""
-OPTIONS_PLUGIN: Final = (0, 2)
-"""The first version of the plugin that draws by options."""
+OLDEST_PLUGIN: Final = (0, 3)
+"""The version of the plugin that understands this release's requests."""
 PLUGIN: Final = Path(__file__).with_name("plugin")
 PROBE_WITHIN_S: Final = 60.0
 """For a Python to start and ask torch for a GPU."""
@@ -34,13 +34,11 @@ print(json.dumps([v("sglang"), v("swarm-sglang"), v("swarm-vllm"), gpu]))
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A Python environment with SGLang and the plugin. `cpu`: it sees no GPU. `options`: the plugin is as new as
-    `OPTIONS_PLUGIN`."""
+    """A Python environment with SGLang and the plugin. `cpu`: it sees no GPU."""
 
     python: Path
     version: str
     cpu: bool
-    options: bool = False
 
 
 def how_to_install(python: Path) -> str:
@@ -66,7 +64,9 @@ def installed(python: Path) -> Installed:
         raise UsageError(f"{python} has SGLang {sglang}; swarm-node needs {needed} or later.")
     if not plugin or not live:
         raise UsageError(f"{python} lacks the plugin. Install it: {how_to_install(python)}")
-    return Installed(python, sglang, not gpu, _numbers(plugin) >= OPTIONS_PLUGIN)
+    if _numbers(plugin) < OLDEST_PLUGIN:
+        raise UsageError(f"The plugin in {python}'s environment is too old. Install it again: {how_to_install(python)}")
+    return Installed(python, sglang, not gpu)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

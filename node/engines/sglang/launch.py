@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codec.errors import UsageError
-from node.engines.base import OPTIONS
+from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS, SCORE_OPTIONS
 from node.engines.sglang.front import speak_for
 from node.engines.sglang.http import Api
 from node.engines.sglang.installed import Installed
+from node.engines.sglang.plugin.swarm_sglang.calls import ROWS_ALIKE
 from node.engines.sglang.server import Server, ServerOptions
 from node.engines.vllm.speculation import DraftModel
 
@@ -30,7 +31,11 @@ class StartedSglang:
     @property
     def abilities(self) -> frozenset[str]:
         reads_texts = importlib.util.find_spec("tokenizers") is not None  # the driver finds stop texts
-        return frozenset({OPTIONS} if self.where.options and reads_texts else ())
+        draws = {OPTIONS} if reads_texts else set()
+        if self.where.cpu:  # on GPUs none of this was run
+            draws |= {PORTABLE_DRAWS} if draws else set()
+            return frozenset(draws | {SCORE_OPTIONS, JUDGES})
+        return frozenset(draws)
 
     @property
     def kind(self) -> str:
@@ -41,7 +46,9 @@ class StartedSglang:
     ) -> None:
         _refuse_parts(adapters, draft)
         Server(self.where, folder, self.log, self.options).wait_ready()
-        speak_for(Api(f"http://127.0.0.1:{self.options.port}"), socket, fill=True)
+        speak_for(
+            Api(f"http://127.0.0.1:{self.options.port}"), socket, fill=True, alike=ROWS_ALIKE in self.options.flags
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +80,7 @@ def _refuse_parts(adapters: tuple[str, ...], draft: DraftModel | None) -> None:
     if draft is not None:
         raise UsageError("SGLang does not load the swarm's draft model here: use --engine vllm.")
     if adapters:
-        raise UsageError("This swarm has slots for adapters, which SGLang does not serve here: use --engine vllm.")
+        raise UsageError(
+            "This swarm has slots for adapters, and SGLang's own do not run on CPUs and were not tried on GPUs: use "
+            "--engine vllm or transformers."
+        )

@@ -17,7 +17,18 @@ from codec import Layout
 from codec.adapter import AdapterConfig, AdapterSlots
 from codec.errors import UsageError
 from node.engines.adapters import GivenAdapter, check_features, factors_of, map_weights, slot_root
-from node.engines.base import ADAPTERS, JUDGES_ADAPTERS, ROUTES, STREAMS, STRUCTURES, TOP_LOGPROBS, EngineError, Version
+from node.engines.base import (
+    ADAPTERS,
+    IMAGES,
+    JUDGES_ADAPTERS,
+    PROMPT_LOGPROBS,
+    ROUTES,
+    STREAMS,
+    STRUCTURES,
+    TOP_LOGPROBS,
+    EngineError,
+    Version,
+)
 from node.engines.vllm.invariance import is_invariant
 from node.engines.vllm.links import PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.adapter_messages import (
@@ -221,5 +232,7 @@ def abilities_of(front: PluginLink) -> frozenset[str]:
         STREAMS: getattr(front.hello, "tells", False),
         TOP_LOGPROBS: getattr(front.hello, "tops", False),
         STRUCTURES: getattr(front.hello, "structures", False),
+        PROMPT_LOGPROBS: getattr(front.hello, "prompts", False),
+        IMAGES: getattr(front.hello, "images", False),
     }
     return frozenset(ability for ability, can in can_have.items() if can)

@@ -9,6 +9,7 @@ vLLM's processes have the plugin of `plugin/`. Each tensor is in one of two clas
   so is what the loader made of them, which must not change until the next load.
 """
 
+import contextlib
 import os
 import random
 import threading
@@ -172,12 +173,8 @@ class VllmEngine(BackgroundEngine):
         learned = facts.learned if self._classes is None else self._classes.loaded
         self._classes = None if learned is None else Classes.of(learned, modules)
         self.poisoned = "it has not been filled yet"
-        _log.info(
-            "mapped",
-            tensors=len(shared.layout.tensors),
-            ranks=len(ranks),
-            seconds=round(max(found.seconds for found in maps), 3),
-        )
+        took = round(max(found.seconds for found in maps), 3)
+        _log.info("mapped", tensors=len(shared.layout.tensors), ranks=len(ranks), seconds=took)
 
     def _map_ranks(
         self, front: PluginLink, count: int, shared: SharedReplica
@@ -191,6 +188,8 @@ class VllmEngine(BackgroundEngine):
             maps = [wait(answer, Mapped, MAP_WITHIN_S) for answer in asked]
             wait(connected, Did, SHORT_S)
         except PluginFailed as error:
+            with contextlib.suppress(EngineError):
+                wait(connected, Did, SHORT_S)  # it may serve on without the swarm
             raise UsageError(f"{self.program}'s model and the swarm's are not the same: {error}") from error
         if sorted(rank.hello.rank for rank in ranks if isinstance(rank.hello, Rank)) != list(range(count)):
             raise EngineError(f"not every rank of {self.program} connected")

@@ -89,9 +89,13 @@ class Flights:
             if not getattr(front.hello, "experts", 0):
                 raise EngineError("this vLLM cannot tell routes: its model has no experts, or its plugin is old")
             routes = tuple(0 if prompt.routes else len(prompt.token_ids) - 1 for prompt in prompts)
+        images = prompts[0].images  # all are of one sampling, which names them
+        if images and not getattr(front.hello, "images", False):
+            raise EngineError("this vLLM cannot read images: its model is of text alone, or its plugin is old")
         streamed = draws is not None and bool(getattr(front.hello, "tells", False))
         future = front.ask(
-            lambda n: Generate(n, flight, ids, seeds, *how, *noise, adapter, routes, streamed), on_progress=on_progress
+            lambda n: Generate(n, flight, ids, seeds, *how, *noise, adapter, routes, streamed, images),
+            on_progress=on_progress,
         )
         self._flights[flight] = _Flight(future, counts)
         future.add_done_callback(finish)
@@ -218,7 +222,7 @@ def _completion(output: Output) -> Completion:
     spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)
     try:
         reason = "stop" if output.finish == "stop" else "length"
-        return Completion(output.token_ids, output.logprobs, reason, spans, top=output.top)
+        return Completion(output.token_ids, output.logprobs, reason, spans, top=output.top, prompt_scores=output.scores)
     except ValueError as error:
         raise EngineError(f"the engine's answer is not a completion: {error}") from error
 

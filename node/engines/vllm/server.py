@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from codec.errors import UsageError
-from node.engines.device_plan import ANY_DEVICE, DeviceShare
+from node.engines.device_plan import ANY_DEVICE, DeviceShare, cores_of_ranks
 from node.engines.server_process import ASK_WITHIN_S, LOOK_EVERY_S, ServerProcess
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.installed import PLUGIN, Installed
@@ -137,15 +137,11 @@ def environment(
     if cpu:
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}  # otherwise the first logprobs compile
         env["VLLM_CPU_INT4_W4A8"] = "0"  # packed int4 codes compute with bf16 activations, as the trainer does
-        cores = list(devices.cores) or sorted(os.sched_getaffinity(0))
+        cores = devices.cores or sorted(os.sched_getaffinity(0))
         if threads is not None:  # several engines share the cores, so none may bind its threads to one
             ours = {**ours, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, threads // ranks))}
         elif ranks > 1 or devices.cores:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
-                ",".join(map(str, cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]))
-                or str(cores[0])
-                for rank in range(ranks)
-            )
+            env["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(cores, ranks)
     elif devices.gpus:
         ours = {**ours, "CUDA_VISIBLE_DEVICES": ",".join(devices.gpus)}
     return env | {name: value for name, value in ours.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}

@@ -101,7 +101,7 @@ class Backend:
                 nursery.cancel_scope.cancel()
 
     async def _send(self) -> None:
-        with contextlib.suppress(ChannelClosed):  # whoever receives sees it, too
+        with contextlib.suppress(ChannelClosed):  # the task that receives sees it, too
             await self._outbox.run(self._channel)
 
     def _take(self, message: Ask | Delivered | Over, nursery: trio.Nursery) -> None:

@@ -43,7 +43,7 @@ class SeedLink:
             self._untaken.clear()
 
     async def _send(self) -> None:
-        with contextlib.suppress(ChannelClosed):  # whoever receives sees it, too
+        with contextlib.suppress(ChannelClosed):  # the task that receives sees it, too
             await self._outbox.run(self._channel)
 
     async def _receive(self) -> None:

@@ -1,10 +1,10 @@
 """Which draws a lease asks for: portable ones by default, so that every sample can be drawn again. Pure.
 
-Where a group's sampling has no options (but an adapter, routes, likeliest tokens and a reward), is not greedy, and its
-node is able to draw and judge portably, the lease asks for portable draws in the group's place. Sampling with other
-options is leased as it is, so a trainer that wants the engine's own draws gives options without `portable`, or starts
-the seed without them (`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes
-that are not able get the messages of older releases, byte for byte.
+Where a group's sampling has no options (but an adapter, and what changes no token: routes, likeliest tokens, scores of
+the prompt, a reward), is not greedy, and its node is able to draw and judge portably, the lease asks for portable draws
+in the group's place. Sampling with other options is leased as it is, so a trainer that wants the engine's own draws
+gives options without `portable`, or starts the seed without them (`Settings.portable_draws`). So are whole groups:
+their bits must not depend on the node. Nodes that are not able get the messages of older releases, byte for byte.
 """
 
 from typing import Final
@@ -30,8 +30,9 @@ def is_portable(group: Group, node: Node, settings: Settings) -> bool:
 def _may_be(group: Group) -> bool:
     extra = group.sampling.extra
     told = SamplingOptions(
-        adapter=extra.adapter, routes=extra.routes, top_logprobs=extra.top_logprobs, reward=extra.reward
-    )
+        adapter=extra.adapter, routes=extra.routes, top_logprobs=extra.top_logprobs,
+        prompt_logprobs=extra.prompt_logprobs, reward=extra.reward,
+    )  # fmt: skip
     plain, unset = extra == told, group.sampling.options is msgspec.UNSET or told != SamplingOptions()
     return plain and unset and group.sampling.temperature > 0.0 and not group.whole
 
@@ -50,10 +51,9 @@ def in_its_place(sampling: SamplingParams) -> SamplingParams:
 def as_judged(sampling: SamplingParams) -> SamplingParams:
     """`sampling` without what changes no token: how tokens are judged, also by nodes of releases that know neither
     routes nor likeliest tokens nor rewards."""
-    extra = sampling.extra
-    if not extra.routes and not extra.top_logprobs and extra.reward is None:
-        return sampling
-    return sampling.with_options(routes=False, top_logprobs=0, reward=None)
+    nothing = {"routes": False, "top_logprobs": 0, "prompt_logprobs": None, "reward": None}
+    changes = {name: value for name, value in nothing.items() if getattr(sampling.extra, name) != value}
+    return sampling.with_options(**changes) if changes else sampling
 
 
 def samplings_of(group: Group, lease: LiveLease) -> tuple[SamplingParams, ...]:

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from codec.routes import RouteShape
 from node.engines.base import MIN_LOGPROB, SamplingParams, Version
+from node.engines.prompt_scores import is_scores
 from node.engines.top_logprobs import is_top
 from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import LeaseTable, remember
@@ -99,6 +100,8 @@ class Acceptance:
         if not (has_routes_as_asked(rollout, group, shape) and has_reward_as_asked(rollout, group)):
             return Reason.MALFORMED
         if not is_top(rollout.top, rollout.length, group.sampling.extra.top_logprobs):
+            return Reason.MALFORMED
+        if not is_scores(rollout.prompt_scores, len(group.prompt) // 4, group.sampling.extra.prompt_logprobs):
             return Reason.MALFORMED
         if too_fast(rollout, now - lease.granted, self._settings):
             return Reason.TOO_FAST

@@ -35,6 +35,9 @@ RETURNS_AT_ONCE: Final = 4096.0
 """Leases per second that a node may return. A node returns all its leases when its engine breaks or when it leaves, and
 then needs seconds at least to load. A node that takes and returns work without end would keep it from others and fill
 the book."""
+IMAGE_BYTES: Final = float(16 << 20)
+IMAGE_BYTES_AT_ONCE: Final = float(128 << 20)
+"""Bytes per second of the images that are sent to a node, which asks for each part by a message of fifty bytes."""
 MALFORMED: Final = 0.1
 MALFORMED_AT_ONCE: Final = 8.0
 """Malformed bodies per second. No honest node sends any; a proxy or a memory error may cause a few."""
@@ -49,6 +52,7 @@ class NodeBudgets:
     messages: Bucket = field(default_factory=lambda: Bucket(RATE, BURST))
     requests: Bucket = field(default_factory=lambda: Bucket(REQUESTS, REQUESTS_AT_ONCE))
     returns: Bucket = field(default_factory=lambda: Bucket(RETURNS, RETURNS_AT_ONCE))
+    images: Bucket = field(default_factory=lambda: Bucket(IMAGE_BYTES, IMAGE_BYTES_AT_ONCE))
     malformed: Bucket = field(default_factory=lambda: Bucket(MALFORMED, MALFORMED_AT_ONCE))
 
     def allows_message(self, length: int, leases: int, now: float) -> bool:
@@ -63,6 +67,10 @@ class NodeBudgets:
     def allows_request(self, now: float) -> bool:
         """Whether to serve its request for work now."""
         return self.returns.spend(0.0, now) == 0.0 and self.requests.take(1.0, now)
+
+    def allows_image(self, length: int, now: float) -> bool:
+        """Whether to send it `length` bytes of an image."""
+        return self.images.take(length, now)
 
     def allows_malformed(self, now: float) -> bool:
         """Whether to keep the node's session after one more malformed body."""

@@ -43,7 +43,8 @@ class Link:
     (n_blocks of the part, 32), its block hashes in version `version` of epoch `epoch`: the head when this rank
     attached, and later the version that it published last. `root`: of the part in that version.
     `swarm_root`: the version's. `ring`: for this rank's blocks; None on systems without memfds. `base`: for an adapter,
-    the layout of the base; else None. `unheard`: the seal of the version that the constructor named; None without one.
+    the layout of the base; else None. `base_sample`: of its weights, by `codec.base_sample`; else empty. `unheard`: the
+    seal of the version that the constructor named; None without one.
     """
 
     def __init__(self, rank_info: RankInfo, unheard: tuple[int, int] | None = None) -> None:
@@ -79,6 +80,7 @@ class Link:
         self.epoch, self.version = attached.epoch, attached.version
         self.root, self.swarm_root = attached.root, attached.swarm_root
         self.unheard = attached.unheard
+        self.base_sample = attached.base_sample
 
     def close(self) -> None:
         """Disconnect, and release the ring. Safe to call twice."""

@@ -14,6 +14,7 @@ from node.trainers.publish.line import OnBusy, PublishLine
 from node.trainers.publish.publication import Holders, Publication
 from node.trainers.tensors.adapter_slot import fill_slot, slot_config
 from node.trainers.tensors.naming import Naming
+from node.trainers.tensors.own_base import check_base
 from node.trainers.tensors.plain_lora import plain_lora
 
 __all__ = ["AdapterLine"]
@@ -30,7 +31,7 @@ class AdapterLine:
         base = attachment.link.base
         assert base is not None, "attached to an adapter"
         self.name = attachment.rank_info.adapter
-        self._base, self._naming = base, Naming(base)
+        self._base, self._naming, self._sample = base, Naming(base), attachment.link.base_sample
         self._config, self._weights = attachment.link.replica.layout.tensors
         elements = self._weights.elements
         width = sum(sum(shape) for shape in linear_layers(base).values())
@@ -41,6 +42,9 @@ class AdapterLine:
     def publish(self, source: Any, step: int, on_busy: OnBusy, timeout_s: float) -> Publication:
         """Copy the adapter in `source` and queue it; see `Swarm.publish`. Raises `UsageError` for what does not fit."""
         adapter = plain_lora(source, self.name, self._naming.checkpoint_name)
+        if self._sample:  # a trainer does not change its base while it runs, so its first version tells
+            check_base(self.name, source, adapter.peft, self._sample, self._base, self._naming.checkpoint_name)
+            self._sample = b""
         config = slot_config(adapter, self.name, self._base, self._slots)
         fill_slot(adapter, config, *self._bits)
         tensors = dict(zip((self._config.name, self._weights.name), self._bits, strict=True))

@@ -10,6 +10,7 @@ Modules:
 - `drafted`: A policy and its draft model, which a trainer publishes as one version
 - `lora`: Merges plain LoRA by its own arithmetic, `W + scaling * B A`
 - `naming`: A model's tensors under the checkpoint's names, as this process holds them
+- `own_base`: Finds out whether an adapter was trained on another base than the swarm's
 - `plain_lora`: An adapter as plain LoRA: the matrices A and B of each adapted module
 - `rounding`: Converts a checkpoint's bits to another dtype, as torch's `.to()` does
 - `sharding`: Which part of a tensor that FSDP2 shards this process holds

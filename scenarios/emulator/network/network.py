@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
@@ -195,6 +195,25 @@ class Network:
         else:
             base_ms = self._rtt_ms
         return base_ms + 2 * (one.delay_ms + other.delay_ms)
+
+    def cut(self, senders: Iterable[Host], receivers: Iterable[Host]) -> None:
+        """Drop every packet from one of `senders` to one of `receivers` until `heal`. What the receivers send to the
+        senders passes, unless it is cut as well."""
+        self._pass(senders, receivers, passes=False)
+
+    def heal(self) -> None:
+        """Undo every `cut` of this network (not that of a `Host`)."""
+        self._pass(self.hosts, self.hosts, passes=True)
+
+    def _pass(self, senders: Iterable[Host], receivers: Iterable[Host], *, passes: bool) -> None:
+        """The wire drops a packet whose delay is negative, so -1 - d keeps a delay of d."""
+        assert self.shared is not None, "the network is not up"
+        to = list(receivers)
+        for sender in senders:
+            for receiver in to:
+                delay_ns = self.shared.delays_ns[sender.index, receiver.index]
+                if (delay_ns >= 0) != passes:
+                    self.shared.delays_ns[sender.index, receiver.index] = -1 - delay_ns
 
     def entered(self) -> dict[str, int]:
         """Return, by region, the bytes of IP packets that hosts of other regions have sent to its hosts so far."""

@@ -57,7 +57,7 @@ class Shared:
         words = np.frombuffer(mmap.mmap(self.fd, size), np.int64)
         self.knobs = words[:knobs].view(np.float64).reshape(hosts, KNOBS)
         self.delays_ns = words[knobs : knobs + delays].reshape(hosts, hosts)
-        """One-way delay from the row's host to the column's."""
+        """One-way delay from the row's host to the column's; negative: no packet passes."""
         self.counters = words[knobs + delays : knobs + counted].reshape(hosts, COUNTERS)
         self.carried = words[knobs + counted :].reshape(hosts, hosts)
         """Bytes of IP packets past the uplink of the row's host, bound for the column's."""

@@ -11,5 +11,6 @@ Modules:
 - `binary`: The codec's binary encoding of manifests, chunk headers and layouts
 - `certificates`: Certificates for libp2p's TLS with one value changed
 - `http_kinds`: Kinds of HTTP requests
+- `images`: The kinds of images' headers, part by part
 - `local`: Kinds of the messages on local sockets, and a scripted channel that delivers given frames
 """

@@ -4,14 +4,16 @@ from typing import Any, Final
 
 import msgspec
 
-from node.gateway import parameters
-from node.gateway.parameters import PARAMETERS
+from node.gateway import bodies
+from node.gateway.parameters import ENDPOINTS, PARAMETERS
 from scenarios.fuzz.inputs.fields import Field, Kind, fields_of
 from scenarios.fuzz.inputs.values import Mutation
 
 __all__ = ["BODIES", "KEY", "body_kinds", "head_kind"]
 
 KEY: Final = "sesame"
+IMAGE: Final = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAAAAABX3VL4"
+"""The header of a PNG of two by two pixels."""
 
 _SAMPLES: Final[dict[str, Any]] = {
     "model": "policy",
@@ -55,7 +57,7 @@ def _copied(sample: Any) -> Any:
 
 
 BODIES: Final[dict[type, tuple[str, dict[str, Any]]]] = {
-    parameters.BODIES[endpoint]: (parameters.ENDPOINTS[endpoint], _sample(endpoint))
+    bodies.BODIES[endpoint]: (ENDPOINTS[endpoint], _sample(endpoint))
     for endpoint in ("completions", "chat", "generate")
 }
 
@@ -138,6 +140,8 @@ def body_kinds() -> list[Kind]:
         fields = tuple(field for field in more.fields if field.name not in known)
         found.append(Kind(more.name, fields, more.make, more.enclose, more.encode))
         found.append(_body_kind(f"POST {path}, structure", cls, path, _with_structure(sample)))
+        if "messages" in sample:
+            found.append(_body_kind(f"POST {path}, images", cls, path, _with_images(sample)))
     return found
 
 
@@ -149,6 +153,13 @@ def _with_more(sample: Any) -> Any:
     return found
 
 
+def _with_images(sample: Any) -> Any:
+    """A conversation with an image, without the fields that do not go with it."""
+    image = {"type": "image_url", "image_url": {"url": IMAGE}}
+    own = {"messages": [{"role": "user", "content": [{"type": "text", "text": "b"}, image]}]}
+    return _copied(sample) | own | {"truncate_prompt_tokens": None, "truncation_side": None}
+
+
 def _with_structure(sample: Any) -> Any:
     """The text of each answer is one of two, and the answer begins with the prompt."""
     found = _copied(sample)
@@ -156,8 +167,6 @@ def _with_structure(sample: Any) -> Any:
         return found | {"sampling_params": _with_structure(found["sampling_params"])}
     own = {"structured_outputs": {"choice": ["a", "b"]}, "echo": True}
     alone = {"min_tokens": 0, "allowed_token_ids": None, "bad_words": None}
-    if "messages" not in found:
-        alone["logprobs"] = None
     return found | {name: value for name, value in (own | alone).items() if name in found}
 
 

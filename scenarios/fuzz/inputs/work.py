@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any, Final, get_args
 
 import msgspec
+import numpy as np
 
 from codec.sign import Key
 from node.engines.base import RewardAsked, SamplingOptions, SamplingParams
+from node.engines.prompt_scores import pack_scores
 from node.ledger import messages as work
 from node.ledger.messages import Commits, Reason, Rollout, VersionSpan, WorkMessage
 from node.ledger.packing import pack_floats, pack_tokens
@@ -26,21 +28,33 @@ SHAPED: Final = SamplingParams(
     options=SamplingOptions(
         min_tokens=1, top_k=5, min_p=0.1, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.5,
         logit_bias=((3, 1.0),), allowed=(2, 8, 9), banned=((8, 8),), stop_texts=("x",), special=True, seeded=True,
-        exact=True, portable=True, adapter="a", routes=True, top_logprobs=2, structure='{"regex":"a"}',
-        reward=RewardAsked("exact_match", b'{"answer":"1"}'),
+        exact=True, portable=True, adapter="a", routes=True, top_logprobs=2, prompt_logprobs=1,
+        structure='{"regex":"a"}', reward=RewardAsked("exact_match", b'{"answer":"1"}'), images=(bytes(32),),
     ),
 )  # fmt: skip
 """Sampling with every option set, so that each has a place in the sample."""
 _GROUP: Final = bytes(16)
 _PROMPT: Final = pack_tokens((5, 6, 7))
 _ROOT: Final = root_of(0, 3)
+_SCORES: Final = pack_scores(np.ones(2), -np.ones(2), np.ones((2, 1)), -np.ones((2, 1)))
 
 
 def sample_rollout() -> Rollout:
     """Return a rollout without a real lease."""
     tokens, logprobs = pack_tokens((8, 9, 2)), pack_floats((-0.5,) * 3)
     claim = work.RewardClaim(0.5, "")
-    return Rollout(1, 1, 0, bytes(32), tokens, logprobs, "stop", (VersionSpan(0, 3, _ROOT, 3),), reward=claim)
+    return Rollout(
+        1,
+        1,
+        0,
+        bytes(32),
+        tokens,
+        logprobs,
+        "stop",
+        (VersionSpan(0, 3, _ROOT, 3),),
+        reward=claim,
+        prompt_scores=_SCORES,
+    )
 
 
 SAMPLES: Final[dict[type, WorkMessage]] = {
@@ -65,6 +79,8 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     ),
     work.AskReward: work.AskReward(1, RewardAsked("exact_match", b'{"answer":"1"}'), _PROMPT, _PROMPT),
     work.RewardAnswer: work.RewardAnswer(1, 0.5, False),
+    work.AskImage: work.AskImage(1, bytes(32), 0),
+    work.ImagePart: work.ImagePart(bytes(32), 0, 1, bytes(3)),
     work.AskAbilities: work.AskAbilities(),
     work.Abilities: work.Abilities(("options",), "transformers"),
     work.AskAdapters: work.AskAdapters(),

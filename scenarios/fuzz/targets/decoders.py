@@ -14,11 +14,13 @@ from codec.adapter import CONFIG_BYTES, AdapterConfig
 from codec.errors import PeerError
 from codec.manifest import open_manifest
 from codec.routes import RouteShape, decode_routes, encode_routes, read_header
+from node.engines.images import check_images
 from node.ledger import messages as work
 from node.ledger.packing import unpack_floats, unpack_tokens
-from scenarios.fuzz.inputs import council, messages
+from scenarios.fuzz.inputs import council, messages, saved
 from scenarios.fuzz.inputs.binary import fields_of_values, write
 from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.images import image_kinds
 from scenarios.fuzz.inputs.messages import document_kinds, message_kinds
 from scenarios.fuzz.inputs.scene import AUTHORITY, LAYOUT, Scene
 from scenarios.fuzz.inputs.work import work_kinds
@@ -202,8 +204,12 @@ class _World(World, Scene):
                 assert int(ids.max()) < _SHAPE.experts
             elif kind.name == "adapter":
                 _look_at_adapter(data)
+            elif kind.name.startswith("image/"):
+                return _look_at_image(data)
             elif kind.name.startswith("Council/"):
                 council.open_council(kind.name, data)
+            elif kind.name.startswith("Saved/"):
+                saved.open_saved(kind.name, data)
             elif kind.name.startswith("Work/"):
                 message = work.decode(data)
                 if isinstance(message, work.SignedRollout):
@@ -225,6 +231,15 @@ def _look_at_adapter(data: bytes) -> None:
         config.tensors(LAYOUT)
 
 
+def _look_at_image(data: bytes) -> str:
+    """Read an image's header as the gateway and a node do."""
+    try:
+        check_images([data])
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
 def _look_at(layout: Layout) -> None:
     """Use a decoded layout as its first reader does."""
     assert layout.n_blocks >= 0
@@ -240,7 +255,8 @@ class Decoders(Target):
 
     name: ClassVar[str] = "decoders"
     about: ClassVar[str] = (
-        "every message, document, header, layout, work body, adapter's configuration, and a council's messages"
+        "every message, document, header, layout, work body and adapter's configuration; a council's messages, and "
+        "those of saved states"
     )
     episode: ClassVar[int] = FOREVER
 
@@ -250,11 +266,13 @@ class Decoders(Target):
             *document_kinds(),
             *work_kinds(),
             *council.council_kinds(),
+            *saved.saved_kinds(),
             head_kind(),
             header_kind(),
             layout_kind(),
             routes_kind(),
             adapter_kind(),
+            *image_kinds(),
         ]
 
     def world(self, rng: random.Random) -> World:
@@ -267,6 +285,7 @@ class Decoders(Target):
         found: dict[str, Any] = {cls.__name__: cls for cls in messages.MESSAGES}
         found |= {f"Work/{cls.__name__}": cls for cls in work_messages()}
         found |= {f"Council/{cls.__name__}": cls for cls in (*council.MESSAGES, council.Change)}
+        found |= {f"Saved/{cls.__name__}": cls for cls in (*saved.MESSAGES, *saved.DOCUMENTS)}
         carriers = {"Report": "Reports", "Grant": "Hello", "Heartbeat": "HeartbeatNews", "Capability": "Join"}
         found |= {f"{carriers[cls.__name__]}/{cls.__name__}": cls for cls in documents._DOMAINS}
         found |= {"RosterStep/Change": roster.Change, "RosterNews/Roster": roster.Roster, "Work/Rollout": work.Rollout}

@@ -47,6 +47,7 @@ class _World(World):
             completion = {
                 "token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop",
                 "spans": [{"version": [0, 3], "start": 0, "end": 1}], "routes": b"", "prompt_routes": b"", "top": b"",
+                "prompt_scores": b"",
             }  # fmt: skip
             return value | {"number": 2, "completions": [completion]}
         if cls.__name__ == "Drawn":
@@ -158,4 +159,4 @@ def _sample(name: str) -> dict[str, Any]:
 def _completion() -> dict[str, Any]:
     spans = [{"version": [0, 3], "start": 0, "end": 1}]
     completion = {"token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop", "spans": spans}
-    return completion | {"routes": b"", "prompt_routes": b"", "top": b""}
+    return completion | {"routes": b"", "prompt_routes": b"", "top": b"", "prompt_scores": b""}

@@ -16,6 +16,7 @@ import trio.testing
 
 import node.gateway.app as app_module
 from node.engines.base import DrawnTokens
+from node.engines.prompt_scores import pack_scores
 from node.engines.top_logprobs import pack_top
 from node.gateway.admission import Admission
 from node.gateway.app import App
@@ -36,7 +37,8 @@ __all__ = ["GatewayTarget", "GatewayWorld", "Patient"]
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz :\n"
 _TEMPLATE: Final = (
     "{{ tools }}{{ documents }}{{ reasoning_effort }}{{ k }}{{ add_generation_prompt }}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}{% endif %}\n{% endfor %}"
 )
 _MAX_ANSWER: Final = 4 << 20
 
@@ -50,11 +52,12 @@ def _files() -> dict[str, bytes]:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(["<end>", "<unk>"])
+    tokenizer.add_special_tokens(["<end>", "<unk>", "<image>"])
+    config = {"max_position_embeddings": 128, "vision_config": {}, "image_token_id": len(_LETTERS) + 2}
     return {
         "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": json.dumps({"eos_token": "<end>", "chat_template": _TEMPLATE}).encode(),
-        "config.json": json.dumps({"max_position_embeddings": 128}).encode(),
+        "config.json": json.dumps(config).encode(),
     }
 
 
@@ -88,6 +91,7 @@ class _Requests:
         affinity: bytes = b"",
         wanted: Any = None,
         *,
+        images: Any = (),
         again: bool = False,
     ) -> None:
         _, sampling = sample.begin_group(lambda: None)
@@ -104,6 +108,7 @@ class _Requests:
         affinity: bytes = b"",
         wanted: Any = None,
         *,
+        images: Any = (),
         again: bool = False,
     ) -> Group:
         packed = pack_tokens(prompt)
@@ -113,9 +118,12 @@ class _Requests:
         spans = (VersionSpan(0, 1, bytes(32), 3),)
         likeliest = np.ones((3, sampling.extra.top_logprobs))
         top = pack_top(likeliest.astype(np.uint32), -likeliest)
+        places, k = len(prompt) - 1, sampling.extra.prompt_logprobs
+        others = np.ones((places, k or 0))
+        scores = b"" if k is None else pack_scores(np.ones(places), -np.ones(places), others, -others)
         for sample in range(n):
             logprobs = pack_floats((-0.5,) * 3)
-            rollout = Rollout(1, 1, sample, bytes(32), tokens, logprobs, "stop", spans, top=top)
+            rollout = Rollout(1, 1, sample, bytes(32), tokens, logprobs, "stop", spans, top=top, prompt_scores=scores)
             group.done[sample] = AcceptedRollout(bytes(32), 1, 1, (0, 1), rollout, b"")
         return group
 

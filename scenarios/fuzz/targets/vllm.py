@@ -68,6 +68,7 @@ def _loaded() -> tuple[Any, Any]:
             scoring=lambda message, **more: message,
             read=lambda logprobs, ids: (-1.0,) * len(ids),
             read_margins=lambda logprobs, ids: (0.0,) * len(ids),
+            of_prompt=lambda count: {},
         ),
         "swarm_vllm.draws": _stub("swarm_vllm.draws", NOISE="swarm_noise"),
         "swarm_vllm.replays": _stub("swarm_vllm.replays", REPLAY="swarm_replay", margin_of=lambda rank: 0.0),

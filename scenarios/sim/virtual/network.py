@@ -57,11 +57,15 @@ from swarm.protocol.core.events import (  # fmt: skip
 from swarm.protocol.core.notices import Notice
 from swarm.protocol.core.wire import Blob, Lacks, WantBlob, WantBlock, Work, decode, encode
 from swarm.protocol.member import Peer
+from swarm.protocol.transfer.arrivals import Arrival, header_arrival, piece_arrival
 
 __all__ = ["VirtualNetwork"]
 
+SYN_S = tuple(n / 2 for n in range(10))
+"""When a dial sends its first packet, and sends it again while there is no answer; as in the product
+(`swarm/transport/connection/tcp.py`)."""
 DIAL_DEADLINE_S = 5.0
-"""A dial without an answer fails after this time."""
+"""A dial without an answer fails after this time; as there."""
 CONTROL_OVERHEAD_BYTES = 4 + 34
 """What a control message needs beyond its body: the length prefix; the TLS record and the yamux frame."""
 _GOSSIP_AFTER_S = 1.0
@@ -79,7 +83,8 @@ class VirtualNetwork(Clock):
         self.blocks, self.block_bytes, self.job_s = blocks, block_bytes, job_s
         self.nodes: dict[bytes, Node] = {}
         self.versions: dict[VersionId, Published] = {}
-        self.cuts: set[frozenset[bytes]] = set()
+        self.cuts: set[tuple[bytes, bytes]] = set()
+        """(sender, receiver) between which nothing passes in this direction."""
         self.faults = Faults()
         self._fate = random.Random(seed + 1)
         self._held_up: list[tuple[Node, Node, int, Callable[..., object], tuple[Any, ...]]] = []
@@ -116,7 +121,12 @@ class VirtualNetwork(Clock):
         return a.link.latency_s + b.link.latency_s + self.paths.one_way_s[a.link.region][b.link.region]
 
     def _is_cut(self, a: Node, b: Node) -> bool:
-        return bool(self.cuts) and frozenset((a.key.public, b.key.public)) in self.cuts
+        """Whether nothing passes from `a` to `b`."""
+        return bool(self.cuts) and (a.key.public, b.key.public) in self.cuts
+
+    def _cannot_connect(self, a: Node, b: Node) -> bool:
+        """Whether something is lost between them in one direction at least: a connection needs both."""
+        return self._is_cut(a, b) or self._is_cut(b, a)
 
     # ------------------------------------------------------------ control messages
 
@@ -177,14 +187,14 @@ class VirtualNetwork(Clock):
 
     def _do_dial(self, node: Node, effect: Dial) -> None:
         other = self.nodes[effect.peer]
-        self._connect(node, other, self.now + DIAL_DEADLINE_S, 4 * self.one_way(node, other))
+        self._connect(node, other, self.now, 0)
 
     def _do_probe(self, node: Node, effect: Probe) -> None:
         """Dial back the addresses: they answer if their node is alive, not frozen and not cut off."""
         other = self.nodes[effect.peer]
 
         def answer() -> None:
-            there = other.alive and not (other.frozen or self._is_cut(node, other))
+            there = other.alive and not (other.frozen or self._cannot_connect(node, other))
             self._apply(node, Probed(effect.peer, effect.addrs if there else ()))
 
         self.at(self.now + 4 * self.one_way(node, other), answer)
@@ -192,20 +202,21 @@ class VirtualNetwork(Clock):
     def _do_ready(self, node: Node, effect: Ready) -> None:
         """Nothing to do: simulated connections are usable from the hello on."""
 
-    def _connect(self, node: Node, other: Node, until_s: float, delay_s: float) -> None:
-        """Try to connect; while the nodes are cut off, try again each second until `until_s`, as TCP retransmits."""
+    def _connect(self, node: Node, other: Node, began_s: float, tries: int) -> None:
+        """Send the first packet of a connection, and again at the times `SYN_S` while the nodes are cut off."""
 
         def answer() -> None:
             if not node.alive or other.key.public in node.sessions:
                 return
-            if other.alive and not (other.frozen or self._is_cut(node, other)):
-                self._open_session(node, other)
-            elif other.alive and self.now < until_s:
-                self._connect(node, other, until_s, 1.0)
-            else:
+            if not other.alive or tries == len(SYN_S):
                 self._apply(node, PeerDown(other.key.public, True, "no answer"))
+            elif other.frozen or self._cannot_connect(node, other):
+                self._connect(node, other, began_s, tries + 1)
+            else:
+                self._open_session(node, other)
 
-        self.at(self.now + delay_s, answer)
+        sent_s = SYN_S[tries] if tries < len(SYN_S) else DIAL_DEADLINE_S
+        self.at(began_s + sent_s + 4 * self.one_way(node, other), answer)
 
     def _open_session(self, node: Node, other: Node) -> None:
         self._sessions += 1
@@ -295,10 +306,12 @@ class VirtualNetwork(Clock):
         self.uplinks.send(flow, frame, pull=effect.pull)
 
     def _header_arrived(self, node: Node, event: HeaderStored) -> None:
-        if event.key not in node.headers:
-            if self._out_of_date(node, event.key):
-                self._apply(node, Stray(event.peer or b"", event.stripe, event.header_bytes))
-                return
+        known, version = event.key in node.headers, _version_of(event.key)
+        arrival = header_arrival(version, node.applied, known=known, same=known)
+        if arrival is Arrival.STRAY:
+            self._apply(node, Stray(event.peer or b"", event.stripe, event.header_bytes))
+            return
+        if arrival is Arrival.NEW:
             node.headers[event.key] = event
             node.pieces[event.key] = 0
             node.cpu.charge(self.now, node.cpu.costs.verify_s)
@@ -306,23 +319,20 @@ class VirtualNetwork(Clock):
 
     def _piece_arrived(self, node: Node, event: PieceStored) -> None:
         key, size = event.key, event.size_bytes
-        have = node.pieces.get(key)
-        if have is None:
-            giver = event.peer or b""
-            honest = self._out_of_date(node, key)
-            stray = Stray(giver, event.stripe, size)
-            self._apply(node, stray if honest else PieceBad(giver, "piece before its header"))
+        have, bit, giver, version = node.pieces.get(key), 1 << event.index, event.peer or b"", _version_of(key)
+        here, dropped = bool((have or 0) & bit), (version, key.attempt) in node.dropped
+        arrival = piece_arrival(
+            version, node.applied, known=have is not None, bodiless=False, here=here, dropped=dropped
+        )
+        if have is None or arrival in (Arrival.STRAY, Arrival.WRONG):
+            bad = PieceBad(giver, "piece before its header")
+            self._apply(node, bad if arrival is Arrival.WRONG else Stray(giver, event.stripe, size))
             return
         node.received_bytes += size
-        bit = 1 << event.index
-        if have & bit:
+        if arrival is Arrival.DUPLICATE:
             node.duplicate_bytes += size
         node.pieces[key] = have | bit
         self._apply(node, event)
-
-    def _out_of_date(self, node: Node, key: ChunkKey) -> bool:
-        id_, held = VersionId(key.epoch, key.version), node.core.state.held
-        return (id_, key.attempt) in node.dropped or (held is not None and id_ <= held)
 
     # ------------------------------------------------------------ blobs and blocks
 
@@ -419,7 +429,7 @@ class VirtualNetwork(Clock):
                 del node.headers[key], node.pieces[key]
 
     def _do_versionapplied(self, node: Node, effect: VersionApplied) -> None:
-        node.held_at[effect.version] = self.now
+        node.held_at[effect.version], node.applied = self.now, effect.version
         self.committed(node, effect.version)
 
     def _do_announce(self, node: Node, effect: Announce) -> None:
@@ -432,6 +442,10 @@ class VirtualNetwork(Clock):
 
     def _do_notify(self, node: Node, effect: Notify) -> None:
         self.on_notice(node, effect.notice)
+
+
+def _version_of(key: ChunkKey) -> VersionId:
+    return VersionId(key.epoch, key.version)
 
 
 _NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, HeaderStored, PieceStored, SendDone)}

@@ -101,6 +101,8 @@ class Node:
     asked: dict[int, tuple[bytes, int, Any]] = field(default_factory=dict)
     held_at: dict[VersionId, float] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
+    applied: VersionId | None = None
+    """The newest version that the core has declared applied since the node's start, as `AppliedVersions.newest`."""
     dropped: set[tuple[VersionId, int]] = field(default_factory=set)
     """Attempts that the core dropped."""
     later: list[tuple[Callable[..., object], tuple[Any, ...]]] = field(default_factory=list)

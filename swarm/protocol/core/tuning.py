@@ -68,15 +68,17 @@ class Tuning:
     """Number of trees. One hop takes stripes x piece / uplink, but fewer stripes leave uplinks idle; 8 is near the
     optimum."""
     dial_retry_s: float = 2.0
-    """Pause after a failed dial; doubles with each further failure, with 25 % jitter, up to 16 times this."""
+    """Pause after a failed dial; doubles with each further failure, with 25 % jitter, up to 16 times this. To the
+    authority a member pauses no longer than all members need at `returns_s`, but at least a fourth of this, so that a
+    small swarm notices within a second that the network is back."""
     sessions_kept: int = 48
     """The authority closes sessions beyond this number, the longest silent first, but never those of its children. A
     member that has something to say dials again."""
     rest_beats: int = 12
     """A working node whose session the authority closed dials it again after so many heartbeats, plus or minus half."""
     returns_s: float = 20.0
-    """Members that are cut off and are not children of the authority dial it at no more than so many a second in
-    all."""
+    """Members that are cut off and are not children of the authority dial it at no more than so many a second in all,
+    while they are fewer than 16 x `dial_retry_s` x this (640). A dial costs the authority some 3 ms."""
     hello_deadline_s: float = 10.0
     """A session whose peer has not proven its membership by then is closed."""
     request_deadline_s: float = 15.0

@@ -9,6 +9,7 @@ Membership is a lease that the authority signs; the authority and the member eac
 - `greeting`: Greetings and news between neighbours, and answers to requests for the roster
 - `heartbeats`: The authority's heartbeats
 - `lease`: The views that the authority and a member have of leases
+- `lease_end`: Whether a lease is over, by what a member knows
 - `membership`: A member's part: joining, parents, reports and leaving
 - `quota`: How many bytes each peer fetched while catching up, for the quota of its ticket
 - `renewals`: A member's reports, which renew its lease

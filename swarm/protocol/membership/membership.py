@@ -17,18 +17,20 @@ from swarm.protocol.core.reach import can_connect, is_circuit, to_dial
 from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, Join, Neighbour, Reports, WantRoster, Welcome
 from swarm.protocol.membership.greeting import greet, pass_on, reach_out, share_news
 from swarm.protocol.membership.lease import Standing
+from swarm.protocol.membership.lease_end import (
+    close_expired_sessions,
+    ended_in_silence,
+    is_own_lease_over,
+    is_session_over,
+)
 from swarm.protocol.membership.renewals import Renewals
 from swarm.protocol.membership.roster import AUTHORITY, Member, Roster, open_change
-from swarm.protocol.membership.session import Session
-from swarm.protocol.membership.silence import is_late, silent_parents
+from swarm.protocol.membership.session import BACK_OFF_TIMES, Session
+from swarm.protocol.membership.silence import DOUBT_S, expects_data, is_late, silent_parents
 from swarm.protocol.state import State
 
 __all__ = ["Membership", "reach_out"]
 
-DOUBT_S = 0.5
-"""Ping a parent, or a peer that was asked for a chunk, that has been silent for this long while a version is in flight.
-It must answer within the same time, or four round trips if that is longer. A busy event loop or a full uplink delays
-an answer by less."""
 FAILOVER_PARENTS_TRIED = 64
 """Failover parents tried in a large roster: if none of them is usable, it is this member that is cut off."""
 
@@ -54,6 +56,8 @@ class Membership:
         """Local time at which to contact the authority if we hear nothing from it, or it hears nothing from us."""
         self._distrusts = False
         """A heartbeat was ignored because its boot is too far in the future."""
+        self._spent = False
+        """The daily upload limit is used up."""
         self.leaving = False
 
     # ------------------------------------------------------------ sessions
@@ -82,11 +86,13 @@ class Membership:
             if grant.peer != session.peer:
                 raise PeerError("grant: belongs to another peer")
             session.slot, session.issued, session.shard = grant.slot, grant.issued, grant.shard
-            if self._is_over(session, now):
+            if is_session_over(state, session, now):
                 state.close(session.peer, "its lease is over")
                 return
             state.lost_peers.note_present(grant.slot)
         session.ready = True
+        if state.grant is None and session.peer != state.swarm:
+            return  # until our own hello it bans us for anything that we send; `welcome` greets it
         state.sessions.ping(session, now)
         session.roster = max(session.roster, message.roster)
         if (
@@ -116,9 +122,12 @@ class Membership:
         for other in state.sessions:  # those that connected before we had a grant
             if other.peer != state.swarm:
                 greet(state, other.peer)
+                if other.ready:
+                    state.sessions.ping(other, now)
         self.heartbeat(message.heartbeat, now)
         if message.roster:
             self.roster(message.roster, now)
+        self._review_giving(now)
         state.outbox.notify(Joined(grant.slot, grant.serial))
 
     def refused(self, code: str, why: str, now: float) -> None:
@@ -127,16 +136,25 @@ class Membership:
         If it does not know our grant, the grant is void, and we may join again at once.
         """
         if code == "unknown":
-            own = self._state.own_lease
-            own.grant, own.sealed = None, b""
-            self._next_appeal = now
+            self._void_grant(now, now)
+            if self._state.sessions.get(self._state.swarm) is not None:
+                self._ask_to_join(now)
         else:
-            self._next_appeal = now + 16 * self._state.tuning.dial_retry_s
+            self._next_appeal = now + BACK_OFF_TIMES * self._state.tuning.dial_retry_s
         self._state.outbox.notify(JoinRefused(code, why))
+
+    def _void_grant(self, join_at: float, now: float) -> None:
+        """Our lease is over: join again, not before the local time `join_at`."""
+        own = self._state.own_lease
+        own.grant, own.sealed = None, b""
+        self._next_appeal = join_at
+        self._review_giving(now)
 
     def lost(self, peer: bytes, session: Session | None, now: float) -> None:
         """A session ended: find other parents for its stripes."""
         state = self._state
+        if peer == state.swarm and session is not None and session.ready and state.grant is None:
+            self._next_appeal = now  # it was closed when it had refused our report, so it did not hear our request
         stripes = state.exchange.parents.lost(peer)
         state.exchange.detached(peer, None)
         if session is not None and session.slot is not None and stripes:
@@ -151,11 +169,14 @@ class Membership:
     def heartbeat(self, sealed: bytes, now: float) -> bool:
         """Take a heartbeat; if it is new, forward it and answer with a report. True if it is new."""
         state, before = self._state, self._state.leases.heartbeat
+        late = before is not None and is_late(state, now)
         if not state.leases.hear(sealed, state.swarm, now, state.latest_boot(now)):
             self._note_ignored_boot(sealed, now)
             return False
         for child in state.children():
             state.outbox.send(child, HeartbeatNews(sealed))
+        if late:
+            self._retry_dials(now)
         heartbeat = state.leases.heartbeat
         if heartbeat is not None:
             state.rosters.hear_of(heartbeat.boot << 32 | heartbeat.roster, now)
@@ -163,10 +184,27 @@ class Membership:
         if restarted and state.sessions.ready(state.swarm):
             # Our session may be with the process that was replaced: this tells it so.
             state.outbox.send(state.swarm, HeartbeatNews(sealed))
+        if ended_in_silence(state.grant, before, heartbeat, state.tuning):
+            wait_s = 0.0 if state.sessions.tries(state.swarm) else state.rng.uniform(0.0, self._return_s)
+            self._void_grant(now + wait_s, now)
         if heartbeat is not None and state.grant is not None:
             self.report(now, turn=heartbeat.serial)
-            self._close_expired_sessions(now)
+            close_expired_sessions(state, now)
+            self._review_giving(now)
         return True
+
+    def _retry_dials(self, now: float) -> None:
+        """The first heartbeat after a silence: the network is back, so nobody waits until a back-off is over. The
+        authority is dialed by turns all the same, since all who were cut off hear of it at once."""
+        state = self._state
+        self._turn_at = None
+        state.sessions.retry(now, {state.swarm: self._return_s})
+
+    @property
+    def _return_s(self) -> float:
+        """The time in which all members may dial the authority once each."""
+        roster = self._state.roster
+        return 0.0 if roster is None else len(roster.members) / self._state.tuning.returns_s
 
     def _note_ignored_boot(self, sealed: bytes, now: float) -> None:
         """Tell the application, once, that a heartbeat was ignored because our clock and the authority's differ."""
@@ -201,6 +239,7 @@ class Membership:
         state.lost_peers.new_roster(before, roster)
         self.renewals.new_roster(roster)
         state.sessions.keep({state.swarm, *(m.peer for m in roster.members)})
+        state.sessions.limit_back_off(state.swarm, self._return_s)
         pass_on(state, roster)
         self._failover_parent.clear()
         self.rewire(now)
@@ -217,28 +256,6 @@ class Membership:
         if peer is not None and (session := state.sessions.get(peer)) is not None:
             session.wanted_roster_at = now
             state.outbox.send(peer, WantRoster(state.rosters.stamp))
-
-    def _close_expired_sessions(self, now: float) -> None:
-        """Close the sessions of members past hard expiry, which get no content."""
-        state = self._state
-        for session in state.sessions:
-            if session.slot is not None and session.ready and self._is_over(session, now):
-                state.close(session.peer, "its lease is over")
-
-    def _is_over(self, session: Session, now: float) -> bool:
-        """Whether the lease that this neighbour showed has expired, or its slot has another holder.
-
-        A grant younger than the newest heartbeat has no bit in it yet, so it counts as valid.
-        """
-        state = self._state
-        heartbeat, roster = state.leases.heartbeat, state.roster
-        if session.slot is None or heartbeat is None or session.issued >= heartbeat.time:
-            return False
-        if not state.leases.standing(session.slot, now).rights.content:
-            return True
-        holder = roster.member(session.slot) if roster is not None else None
-        current = roster is not None and (roster.boot, roster.serial) >= (heartbeat.boot, heartbeat.roster)
-        return current and (holder is None or holder.peer != session.peer)
 
     # ------------------------------------------------------------ the trees
 
@@ -337,12 +354,18 @@ class Membership:
 
         Report a change of `saving` at once, so that the next plan accounts for it. While `spent`, send no content.
         """
-        state = self._state
+        self._spent = spent
         if self.renewals.note_saving(saving):
             self.report(now)
-            state.outbox.notify(BudgetChanged(saving))
-        if state.exchange.gives == spent and self._join.up_mbit > 0:
-            state.exchange.give(not spent, now)
+            self._state.outbox.notify(BudgetChanged(saving))
+        self._review_giving(now)
+
+    def _review_giving(self, now: float) -> None:
+        """Send content only with an uplink, a lease, and some of the daily limit left."""
+        exchange = self._state.exchange
+        gives = self._join.up_mbit > 0 and not self._spent and not is_own_lease_over(self._state, now)
+        if gives != exchange.gives:
+            exchange.give(gives, now)
 
     # ------------------------------------------------------------ time
 
@@ -374,21 +397,13 @@ class Membership:
         if self._state.lost_peers.note_present(session.slot):
             self.rewire(now)
 
-    def _expects(self, now: float) -> bool:
-        """Whether data should arrive: a known version is incomplete, or a stripe made progress lately."""
-        state = self._state
-        begun = [v for v in state.chunks.versions.values() if v.id > state.floor and not v.complete]
-        known = any(v.manifest is not None or v.done_chunks < len(v.chunks) for v in begun)
-        newest = max(state.exchange.parents.progress_at.values(), default=float("-inf"))
-        return known or (bool(begun) and now - newest < 2 * DOUBT_S)
-
     def _find_stuck(self, now: float, asked: Mapping[bytes, float]) -> list[bytes]:
         """Find parents and asked peers that send nothing and do not answer a ping; they are replaced until they do.
 
         This detects frozen processes and cut cables; a closed connection is reported by the transport.
         """
         state, stuck = self._state, list[bytes]()
-        if not self._expects(now):
+        if not expects_data(state, now):
             return stuck
         came = dict(asked)
         for stripe, edge in state.exchange.parents.edges.items():
@@ -438,7 +453,8 @@ class Membership:
         if grant is None or state.leases.heartbeat is None:
             return
         late = is_late(state, now)
-        if not late and state.leases.standing(grant.slot, now) is Standing.FRESH:
+        fresh = state.leases.standing(grant.slot, now) is Standing.FRESH and not is_own_lease_over(state, now)
+        if not late and fresh:  # the bit alone may be that of the slot's next holder
             self._turn_at = None
         elif self._is_turn(now, late=late):
             state.sessions.reach(state.swarm, self._authority, now)
@@ -465,7 +481,7 @@ class Membership:
             return True
         if self._turn_at is None:
             tuning = state.tuning
-            wait_s = len(roster.members) / tuning.returns_s
+            wait_s = self._return_s
             most_s = (tuning.hard_ttl_s - tuning.soft_ttl_s) / 3
             wait_s = wait_s + 2 * tuning.heartbeat_s if late else min(wait_s, most_s)
             self._turn_at = now + state.rng.uniform(0.0, wait_s)

@@ -1,7 +1,8 @@
 """Sessions with peers, and dials with their back-off."""
 
+import math
 import random
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from codec.errors import PeerError
@@ -12,10 +13,14 @@ from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Ping
 
-__all__ = ["BAN_S", "Session", "Sessions", "pay_for_attaching"]
+__all__ = ["BACK_OFF_TIMES", "BAN_S", "Session", "Sessions", "pay_for_attaching"]
 
 BAN_S = 600.0
 """Seconds for which a peer refuses another that sent it invalid bytes."""
+BACK_OFF_TIMES = 16
+"""The longest pause between failed dials to a peer, as a multiple of `Tuning.dial_retry_s`."""
+QUICK_SHARE = 4
+"""The shortest pause, whatever `Sessions.limit_back_off` says: this part of `Tuning.dial_retry_s`."""
 ATTACHES_S = 16.0
 ATTACHES = 1024.0
 HAVES_AN_ATTACH = 64
@@ -84,8 +89,8 @@ class _Attempt:
 class Sessions:
     """Sessions and dials.
 
-    A failed dial is repeated after `dial_retry_s`, which doubles up to 16 times that, with a jitter of 25 %, so that
-    the members of a swarm that lost its trainer do not return at once.
+    A failed dial is repeated after `dial_retry_s`, which doubles up to `BACK_OFF_TIMES` as much, with a jitter of 25 %,
+    so that the members of a swarm that lost its trainer do not return at once.
     """
 
     def __init__(self, tuning: Tuning, rng: random.Random, outbox: Outbox) -> None:
@@ -94,6 +99,8 @@ class Sessions:
         self._rng = rng
         self._open: dict[bytes, Session] = {}
         self._attempts: dict[bytes, _Attempt] = {}
+        self._most_s: dict[bytes, float] = {}
+        """By peer: the longest pause, if it is shorter than that for others."""
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._open.values()))
@@ -143,7 +150,9 @@ class Sessions:
         elif attempt is not None:
             attempt.dialing = False
             attempt.failures += 1
-            pause = self._tuning.dial_retry_s * min(16, 1 << min(attempt.failures - 1, 10))
+            retry_s, most_s = self._tuning.dial_retry_s, self._most_s.get(peer, math.inf)
+            longest_s = max(retry_s / QUICK_SHARE, min(BACK_OFF_TIMES * retry_s, most_s))
+            pause = min(longest_s, retry_s * 2.0 ** min(attempt.failures - 1, 10))
             attempt.next_at = now + pause * (1 + self._rng.uniform(-0.25, 0.25))
         return session
 
@@ -156,6 +165,27 @@ class Sessions:
             attempt.dialing = True
             self._outbox.emit(Dial(peer, addrs))
         return False
+
+    def limit_back_off(self, peer: bytes, most_s: float) -> None:
+        """Pause no longer than `most_s` between failed dials to `peer`, but for some part of `dial_retry_s`."""
+        self._most_s[peer] = most_s
+
+    def retry(self, now: float, within_s: Mapping[bytes, float]) -> None:
+        """Forget that dials failed: the network was cut, and is not any more. `within_s`: peers that are not dialed at
+        once, but at a random moment of this time."""
+        for peer, attempt in self._attempts.items():
+            if attempt.failures:
+                attempt.failures = 0
+                attempt.next_at = min(attempt.next_at, now + self._rng.uniform(0.0, within_s.get(peer, 0.0)))
+
+    def tries(self, peer: bytes) -> bool:
+        """Whether `peer` has been dialed in vain, or is being dialed; a dial that is due is then made by `reach`."""
+        return peer in self._attempts
+
+    def dialing(self, peer: bytes) -> bool:
+        """Whether `peer` is being dialed."""
+        attempt = self._attempts.get(peer)
+        return attempt is not None and attempt.dialing
 
     def failing(self, peer: bytes, now: float) -> bool:
         """Whether the last dial to it failed or its session never became ready, and the next is not due yet."""

@@ -1,10 +1,15 @@
-"""When a member counts its parents, or the authority, as silent."""
+"""When a member counts its parents, or the authority, as silent, and when it expects data of them."""
 
 from typing import Final
 
 from swarm.protocol.state import State
 
-__all__ = ["is_late", "silent_parents"]
+__all__ = ["DOUBT_S", "expects_data", "is_late", "silent_parents"]
+
+DOUBT_S: Final = 0.5
+"""Ping a parent, or a peer that was asked for a chunk, that has been silent for this long while a version is in flight.
+It must answer within the same time, or four round trips if that is longer. A busy event loop or a full uplink delays
+an answer by less."""
 
 _LATE_BEATS: Final = 2
 """A heartbeat is late when the last one came so many heartbeats ago."""
@@ -36,3 +41,11 @@ def _heard_at(state: State) -> dict[bytes, float]:
         attached_at[edge.peer] = min(edge.since, attached_at.get(edge.peer, edge.since))
     sessions = ((peer, since, state.sessions.get(peer)) for peer, since in attached_at.items())
     return {peer: max(session.heard_at, since) for peer, since, session in sessions if session is not None}
+
+
+def expects_data(state: State, now: float) -> bool:
+    """Whether data should arrive: a known version is incomplete, or a stripe made progress lately."""
+    begun = [v for v in state.chunks.versions.values() if v.id > state.floor and not v.complete]
+    known = any(v.manifest is not None or v.done_chunks < len(v.chunks) for v in begun)
+    newest = max(state.exchange.parents.progress_at.values(), default=float("-inf"))
+    return known or (bool(begun) and now - newest < 2 * DOUBT_S)

@@ -9,7 +9,6 @@ node whose folder holds one of the last R versions needs no blocks: it replays t
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 from codec import Manifest
 from swarm.protocol.core.events import Job, JobDone, JobKind, Opened, PartsDone, Run, UnknownLabel, VersionApplied
@@ -18,6 +17,8 @@ from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Blob, WantBlob, WantBlock, WantManifest
 from swarm.protocol.state import State
 from swarm.protocol.transfer.catchup_phases import Phase, PhaseCause, next_phase
+from swarm.protocol.transfer.catchup_requests import BLOCK, Request, Unlisted
+from swarm.protocol.transfer.givers import Givers
 from swarm.protocol.transfer.sources import block_sources
 
 __all__ = ["Catchup", "Phase"]
@@ -27,31 +28,9 @@ SLOW_TIMES = 4
 at one giver may differ by that factor."""
 SLOW_S = 1.0
 """A block that came within this time is never slow."""
-
-BLOCK = 0
-"""`_Request.kind` of a block; the other kinds are those of `Blob`."""
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request to one peer. `name`: of a blob, b"" for a block. `deadline`: local time."""
-
-    peer: bytes
-    kind: int
-    name: bytes
-    block: int
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Unlisted:
-    """A block that came with the label of a version whose block hashes we lack."""
-
-    block: int
-    peer: bytes
-    deadline: float
-    """Local time after which the block is requested from another peer: labels are not signed, so there may be no such
-    version."""
+OVERTAKE_TIMES = 2
+"""Once all blocks are requested, one that is awaited this many times as long as an idle giver's last block took is
+requested from that giver too."""
 
 
 class Catchup:
@@ -64,7 +43,7 @@ class Catchup:
         self._sealed_target = b""
         self._layout: bytes | None = None
         """The hash of our replica's layout; None without a replica."""
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
         self._next_request = 1
         self._wanted: deque[tuple[int, bytes]] = deque()
         """Blobs still to request: (kind, name)."""
@@ -72,7 +51,7 @@ class Catchup:
         self._labels: dict[int, VersionId] = {}
         """The label of each block that we have."""
         self._lists: set[VersionId] = set()
-        self._unlisted: dict[VersionId, list[_Unlisted]] = {}
+        self._unlisted: dict[VersionId, list[Unlisted]] = {}
         self._total = 0
         self._replaying: VersionId | None = None
         self._chain_until = 0.0
@@ -89,6 +68,9 @@ class Catchup:
         """Local time until which no peer is asked, after all lacked something."""
         self._seals_asked: dict[VersionId, float] = {}
         """The labels whose manifests were requested, and the local time of the request."""
+        self._overtaken: set[int] = set()
+        """Blocks that were requested from a second giver while the first had not answered yet."""
+        self._givers = Givers(state)
 
     @property
     def active(self) -> bool:
@@ -130,6 +112,8 @@ class Catchup:
         self._alone_until = now + state.tuning.pull_deadline_s
         self._total = 0
         self._replaying = None
+        self._overtaken.clear()
+        self._givers.start()
         state.held = None
         state.floor = VersionId(target.epoch, target.version)
         state.outbox.notify(CatchupStarted(state.floor, target.root))
@@ -162,6 +146,8 @@ class Catchup:
             self._wanted = deque((Blob.FILE, name) for name in event.needs)
             self._go_on(PhaseCause.LAYOUT_STORED)
         elif request.kind == Blob.HASHES:
+            self._requests = {n: r for n, r in self._requests.items() if r.name != request.name}
+            self._wanted = deque(each for each in self._wanted if each[1] != request.name)
             self._listed(event)
         self.tick(now)
 
@@ -177,7 +163,7 @@ class Catchup:
             self._missing_blocks.append(request.block)
         else:
             deadline = now + self._state.tuning.request_deadline_s
-            self._unlisted.setdefault(event.label, []).append(_Unlisted(request.block, event.peer, deadline))
+            self._unlisted.setdefault(event.label, []).append(Unlisted(request.block, event.peer, deadline))
             self._want_seal(event.label, event.peer, now)
         self.tick(now)
 
@@ -224,6 +210,7 @@ class Catchup:
             if request.kind == BLOCK:
                 self._took[request.peer] = self._state.tuning.request_deadline_s
             self._queue_again(request)
+        self._ask_for_lists_again(now)
         if self.phase is Phase.FILES and not self._wanted and not self._requests:
             assert self._target is not None
             self._go_on(PhaseCause.FILES_STORED)
@@ -233,6 +220,7 @@ class Catchup:
         if self.phase is Phase.BLOCKS:
             self._give_up_labels(now)
             self._ask_for_lists(now)
+            self._find_givers(now)
             if not self._missing_blocks and not self._requests and not self._unlisted and not self._wanted:
                 self._go_on(PhaseCause.BLOCKS_STORED)
         if self.phase is Phase.REPLAY:
@@ -243,17 +231,26 @@ class Catchup:
         """Restart with the newest sealed version if the target is obsolete; whether it was.
 
         It is obsolete if the authority rolled back and began a new epoch, or if the swarm has moved on so far that no
-        peer has the target's block hashes.
+        peer has the target's block hashes, or the chunks of the next version to replay.
         """
         sealed = [v for v in self._state.chunks.versions.values() if v.manifest is not None]
         newest = max(sealed, key=lambda v: v.id, default=None)
         floor = self._state.floor
         if newest is None or newest.manifest is None or newest.id <= floor:
             return False
-        if newest.id.epoch == floor.epoch and not (self.phase is Phase.HASHES and self._nobody_has):
+        gone = (self.phase is Phase.HASHES and self._nobody_has) or self._nobody_keeps(newest.id)
+        if newest.id.epoch == floor.epoch and not gone:
             return False
         self.start(newest.manifest, newest.sealed_manifest, now)
         return True
+
+    def _nobody_keeps(self, newest: VersionId) -> bool:
+        """Whether the replay waits for a version whose chunks others have dropped, while `newest` is the newest."""
+        if self.phase is not Phase.REPLAY or self._replaying is not None:
+            return False
+        following = self._state.chunks.version(VersionId(self._state.floor.epoch, self._state.floor.version + 1))
+        kept = newest.version - self._state.floor.version <= self._state.tuning.retain_versions
+        return not kept and (following is None or not following.complete)
 
     def _go_on(self, cause: PhaseCause) -> None:
         self.phase = next_phase(self.phase, cause)
@@ -335,6 +332,22 @@ class Catchup:
             if version is not None and version.manifest is not None and version.manifest.root not in asked:
                 self._wanted.append((Blob.HASHES, version.manifest.root))
 
+    def _ask_for_lists_again(self, now: float) -> None:
+        """Request a hash list from a second member if the first does not answer soon: much else may be queued there for
+        us. The first answer counts."""
+        tuning = self._state.tuning
+        asked = [request for request in self._requests.values() if request.kind == Blob.HASHES]
+        for request in asked:
+            once = sum(other.name == request.name for other in asked) == 1
+            if once and now - (request.deadline - tuning.request_deadline_s) > tuning.pull_after_s:
+                useless = {self._state.swarm, request.peer} | self._lacking.get(request.name, set())
+                others = [peer for peer in block_sources(self._state) if peer not in useless]
+                if others:
+                    self._turn += 1
+                    peer = others[self._turn % len(others)]
+                    number = self._note(peer, request.kind, request.name, 0, now)
+                    self._state.outbox.send(peer, WantBlob(number, request.kind, request.name, 0))
+
     def _replay(self) -> None:
         """Run REPLAY for one version after another, up to the newest label; each needs all its chunks."""
         if self._replaying is not None:
@@ -377,11 +390,12 @@ class Catchup:
         id_ = VersionId(manifest.epoch, manifest.version)
         self._go_on(cause)
         self._requests.clear()
+        self._givers.release()
         self._state.set_held(id_, manifest, sealed)
         self._state.outbox.emit(VersionApplied(id_, manifest))
         self._state.outbox.notify(CaughtUp(id_, len(self._labels)))
 
-    def _queue_again(self, request: _Request) -> None:
+    def _queue_again(self, request: Request) -> None:
         if request.kind == BLOCK:
             self._missing_blocks.append(request.block)
         else:
@@ -408,7 +422,7 @@ class Catchup:
     def _note(self, peer: bytes, kind: int, name: bytes, block: int, now: float) -> int:
         number = self._next_request
         self._next_request = (number + 1) & 0x7FFFFFFF
-        self._requests[number] = _Request(peer, kind, name, block, now + self._state.tuning.request_deadline_s)
+        self._requests[number] = Request(peer, kind, name, block, now + self._state.tuning.request_deadline_s)
         return number
 
     def _pick(self, name: bytes, now: float) -> bytes | None:
@@ -435,6 +449,30 @@ class Catchup:
             return None
         self._turn += 1
         return min(free, key=lambda p: (p in slow, busy[p], (others.index(p) + self._turn) % len(others)))
+
+    def _find_givers(self, now: float) -> None:
+        """While blocks are left to request: dial members if few of our neighbours have blocks and are not slow. Then:
+        have idle givers send blocks that slow ones hold up."""
+        useless = {self._state.swarm} | self._lacking.get(b"", set())
+        have = [p for p in block_sources(self._state) if p not in useless]
+        if self._missing_blocks:
+            self._givers.dial_more(len(have) - len(self._slow(have, now)), len(self._missing_blocks), now)
+        else:
+            self._overtake(have, now)
+
+    def _overtake(self, givers: list[bytes], now: float) -> None:
+        """Request the blocks that are awaited longest from givers that have nothing left to send us, each block once.
+        Only the answer to the newest request for a block counts (`swarm/runtime/sessions/blob_service.py`)."""
+        busy = {request.peer for request in self._requests.values()}
+        idle = sorted((self._took[p], p) for p in givers if p in self._took and p not in busy)
+        first = {n: r for n, r in self._requests.items() if r.kind == BLOCK and r.block not in self._overtaken}
+        awaited = sorted((request.deadline, number) for number, request in first.items())
+        for (took_s, peer), (deadline, number) in zip(idle, awaited, strict=False):
+            waited_s, block = now - (deadline - self._state.tuning.request_deadline_s), first[number].block
+            if waited_s > max(SLOW_S, OVERTAKE_TIMES * took_s):
+                self._overtaken.add(block)
+                self._took[self._requests.pop(number).peer] = waited_s
+                self._state.outbox.send(peer, WantBlock(self._note(peer, BLOCK, b"", block, now), block))
 
     def _slow(self, peers: list[bytes], now: float) -> set[bytes]:
         """The givers that are much slower than the fastest of `peers`.

@@ -7,8 +7,12 @@ version, which has `copies` - 1 times its payload so far for them. What is left 
 added to the model's account.
 
 A part whose only holders have left the swarm would delay its version for ever. So half of the budget for further copies
-is reserved (`KEPT_BACK`) for such parts. The trainer is asked last, so when it is asked, no other holder is known. With
-`copies` 1 there is nothing to reserve: such a part waits until a holder returns.
+is reserved (`KEPT_BACK`) for such parts, and when it is used up the model's account pays: without the part nobody could
+follow, so no next version might ever bring a budget. The trainer is asked last, so when it is asked, no other holder is
+known. A holder that asks for the same part again has lost it, as after a power failure, or it never arrived, as when a
+session ended first: it counts as gone. It is believed once in a session, so that it cannot use up the budget by asking,
+or because it is impatient. Holders from before the trainer's start count as gone too,
+until the part has been sent again.
 
 Only payload is counted: headers and pieces, blocks and files; not heartbeats, plans and the framing of TLS.
 """
@@ -46,7 +50,8 @@ class EgressStatus(msgspec.Struct, kw_only=True):
     rescued_bytes: int = 0
     """Of `sent_bytes`: sent a second time, because all holders were gone."""
     model_sent_bytes: int = 0
-    """Model blocks, hash lists and files sent to members that catch up, since the start."""
+    """Model blocks, hash lists and files sent to members that catch up, and parts of versions that were sent again at
+    the cost of the model's account, since the start."""
     model_left_bytes: int | None = None
     """What may still be sent of those; None: no cap."""
     refused: int = 0
@@ -71,8 +76,11 @@ class _Copy:
     """A copy of one part of a chunk: its receiver, and the account that paid. `rescue`: all holders had left."""
 
     peer: bytes
-    payer: Attempt
+    payer: Attempt | None
+    """None: the model's account."""
     rescue: bool = False
+    session: int = 0
+    """The number of the session with the receiver (see `Egress._sessions`)."""
 
 
 class Egress:
@@ -91,6 +99,8 @@ class Egress:
         """The copies of each part (-1: the header) of each chunk. The chunk's own attempt paid for the first."""
         self._gone: set[bytes] = set()
         """Peers that got copies and have left."""
+        self._sessions: dict[bytes, int] = {}
+        """By peer: how many of its sessions have ended since it got a copy that is remembered."""
         self._refused = 0
 
     # ------------------------------------------------------------ versions
@@ -114,37 +124,52 @@ class Egress:
         while len(self._accounts) > _KEPT:
             del self._accounts[next(iter(self._accounts))]
         self._copies = {key: parts for key, parts in self._copies.items() if key[:3] in self._accounts}
-        self._gone &= {copy.peer for parts in self._copies.values() for part in parts.values() for copy in part}
+        holders = {copy.peer for parts in self._copies.values() for part in parts.values() for copy in part}
+        self._gone &= holders
+        self._sessions = {peer: ended for peer, ended in self._sessions.items() if peer in holders}
 
     def pay_for_part(self, key: ChunkKey, index: int, size: int, peer: bytes) -> bool:
         """Pay for a copy of a part of a chunk for `peer`; whether the budget allows it."""
         if not self._accounts:  # no version was published since the start: charge the model's account
             return self.pay_for_model(size)
-        parts = self._copies.get(key)
-        copies = [] if parts is None else parts.setdefault(index, [])
-        first = parts is not None and not copies
-        copy = _Copy(peer, key[:3] if first else next(reversed(self._accounts)), self._holders_left(key, index))
-        account = self._accounts[copy.payer]
+        rescue, made = self._holders_left(key, index, peer), key in self._copies and key[:3] in self._accounts
+        copies = self._copies.setdefault(key, {}).setdefault(index, [])
+        first = made and not copies
+        payer = key[:3] if first else next(reversed(self._accounts))
+        account = self._accounts[payer]
         if not first and self.copies is not None:
-            kept = 0.0 if copy.rescue else KEPT_BACK * (self.copies - 1) * account.made - account.rescued
+            kept = 0.0 if rescue else KEPT_BACK * (self.copies - 1) * account.made - account.rescued
             if size > account.spare - max(0.0, kept):
-                self._refused += 1
-                return False
+                if not rescue or not self.pay_for_model(size):
+                    self._refused += not rescue
+                    return False
+                copies.append(_Copy(peer, None, rescue, self._sessions.get(peer, 0)))
+                return True
             account.spare -= size
-        copies.append(copy)
+        copies.append(_Copy(peer, payer, rescue, self._sessions.get(peer, 0)))
         account.sent += size
-        account.rescued += size if copy.rescue else 0
+        account.rescued += size if rescue else 0
         return True
 
-    def _holders_left(self, key: ChunkKey, index: int) -> bool:
-        """Whether all peers that got this part have left. For a header: whether that is so for any part."""
+    def _holders_left(self, key: ChunkKey, index: int, asks: bytes) -> bool:
+        """Whether all peers that got this part have left or lost it, while `asks` asks for it. For a header: whether
+        that is so for any part. Peers that got it before the trainer's start, or long ago, are not remembered, and
+        count as gone."""
         parts = self._copies.get(key, {})
         asked = parts.values() if index == _HEADER else [parts.get(index, [])]
-        return any(part and all(copy.peer in self._gone for copy in part) for part in asked)
+        if key[:3] not in self._accounts and not any(asked):
+            return True
+        return any(part and all(self._has_lost(copy.peer, part, asks) for copy in part) for part in asked)
+
+    def _has_lost(self, peer: bytes, part: list[_Copy], asks: bytes) -> bool:
+        session = self._sessions.get(peer, 0)
+        sent = sum(copy.peer == peer and copy.session == session for copy in part)
+        return peer in self._gone or (peer == asks and sent <= 1)
 
     def peer_left(self, peer: bytes) -> None:
         """The session with this peer has ended: parts that only it got may be lost."""
         self._gone.add(peer)
+        self._sessions[peer] = self._sessions.get(peer, 0) + 1
 
     def peer_connected(self, peer: bytes) -> None:
         """The peer is connected (again), and has what it got."""
@@ -157,6 +182,10 @@ class Egress:
         if paid is None:
             return  # too long ago to be remembered
         copies.remove(paid)
+        if paid.payer is None:
+            self._model_sent -= size
+            self._model_spare = min(self._model_spare + size, self._model_most)
+            return
         account = self._accounts.get(paid.payer)
         if account is None:
             return

@@ -183,7 +183,7 @@ class Progress:
         known = [v.id for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
         if heartbeat is not None and state.held is not None and heartbeat.head > state.floor:
             known.append(heartbeat.head)
-        if not known or not ask or self._next_sealed():
+        if not known or not ask or self._can_follow(max(known)):
             return
         self._asked = {v: at for v, at in self._asked.items() if v > state.floor}
         self._since = {v: at for v, at in self._since.items() if v > state.floor}
@@ -206,9 +206,11 @@ class Progress:
         """
         state = self._state
         known = [v.manifest for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
-        if not known or self._next_sealed():
+        if not known:
             return None
         last = max(known, key=lambda m: (m.epoch, m.version))
+        if self._can_follow(VersionId(last.epoch, last.version)):
+            return None
         far = last.epoch != state.floor.epoch or last.version - state.floor.version > state.tuning.retain_versions
         first = VersionId(state.floor.epoch, state.floor.version + 1)
         version = state.chunks.version(first)
@@ -227,19 +229,25 @@ class Progress:
         return open_manifest(state.manifests[id_], state.swarm).root if id_ in state.manifests else None
 
     def _next(self) -> Version | None:
-        """The version that follows ours; the newest, if an abandoned epoch left several."""
+        """The version that follows ours. A sealed one goes first: an attempt of which chunks came may never be sealed,
+        as when the trainer died on its way back to an older version. Of several the newest."""
         state = self._state
         root = state.manifest.root if state.manifest is not None else b""
         after = [v for v in state.chunks.versions.values() if v.parent_root == root and v.id > state.floor]
-        return max(after, key=lambda v: v.id) if after else None
+        return max(after, key=lambda v: (v.manifest is not None, v.id)) if after else None
 
-    def _next_sealed(self) -> bool:
-        """Whether the manifest of the version that follows ours is here, so that only its pieces are missing.
+    def _can_follow(self, newest: VersionId) -> bool:
+        """Whether the manifest of the version that follows ours is here, and so are its chunks, or others still keep
+        them while `newest` is the newest version.
 
-        Chunks alone may be left from before a restart, and do not show that the version was sealed.
+        Chunks alone may be left from before a restart, and do not show that the version was sealed. A member that was
+        cut off in the middle of a version, and comes back when nobody keeps that version, waits for it in vain.
         """
         following = self._next()
-        return following is not None and following.manifest is not None
+        if following is None or following.manifest is None:
+            return False
+        kept = newest.version - following.id.version < self._state.tuning.retain_versions
+        return following.complete or (following.id.epoch == newest.epoch and kept)
 
     def _run(self, job: Job) -> None:
         if job not in self._running:

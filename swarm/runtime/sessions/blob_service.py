@@ -109,7 +109,8 @@ class BlobService:
             return UnknownLabel(peer, want.request, answer.label)
         expected = hashes[want.block].tobytes()
         await self._run_sync(self._jobs.model.write_block, want.block, answer.data, expected, answer.label)
-        self._newest_request.pop(want.block, None)
+        if self._newest_request.get(want.block) == (peer, want.request):  # nobody else was asked during the write
+            del self._newest_request[want.block]
         return PartsDone(peer, want.request, answer.label, size_bytes=len(answer.data))
 
     # ------------------------------------------------------------ in a worker thread

@@ -10,8 +10,9 @@ import trio
 
 from codec import ChunkHeader, chunk_id, open_header, verify_piece
 from codec.errors import PeerError
-from swarm.protocol.core.events import HeaderStored, PieceStored, Stray
+from swarm.protocol.core.events import HeaderStored, PieceStored, Stray, VersionId
 from swarm.protocol.core.wire import FRAME_HEAD, NO_STRIPE, Frame, FrameKind, unpack_frame_head
+from swarm.protocol.transfer.arrivals import Arrival, header_arrival, piece_arrival
 from swarm.runtime.applied import AppliedVersions
 from swarm.runtime.core_loop import PostEvent
 from swarm.runtime.counts import Counts
@@ -124,34 +125,38 @@ class Inbound:
         if self._authority is None:
             raise PeerError("header: the authority takes no chunks")
         known = self._chunks.chunk(frame.key)
-        if known is None or known.sealed_header != body:
-            header = open_header(body, self._authority)
-            if header.key != frame.key:
-                raise PeerError(f"frame.key: {tuple(frame.key)} on the header of {tuple(header.key)}")
-            if known is not None or self._is_out_of_date(frame):
-                # Two headers of one key: the authority signed both, so the peer is not to blame.
-                self._counts.stray += len(body)
-                await self._post(Stray(peer, stripe, len(body)))
-                return
-            known, _ = self._chunks.put_header(header, body, bodiless=not self._needs(header))
-            self._counts.received += len(body)
-        else:
+        arrival = header_arrival(
+            _version_of(frame), self._applied.newest,
+            known=known is not None, same=known is not None and known.sealed_header == body,
+        )  # fmt: skip
+        if known is not None and arrival is Arrival.DUPLICATE:
             self._counts.duplicates += len(body)
-        await self._post(header_stored(known, peer, stripe))
+            await self._post(header_stored(known, peer, stripe))
+            return
+        header = open_header(body, self._authority)
+        if header.key != frame.key:
+            raise PeerError(f"frame.key: {tuple(frame.key)} on the header of {tuple(header.key)}")
+        if arrival is Arrival.STRAY:
+            await self._throw_away(peer, stripe, len(body))
+            return
+        stored, _ = self._chunks.put_header(header, body, bodiless=not self._needs(header))
+        self._counts.received += len(body)
+        await self._post(header_stored(stored, peer, stripe))
 
     async def _take_piece(self, peer: bytes, stripe: int | None, frame: Frame, body: bytes | memoryview) -> None:
         chunk = None if self._authority is None else self._chunks.chunk(frame.key)
-        if chunk is None:
-            if self._authority is None or (not self._chunks.was_dropped(frame.key) and not self._is_out_of_date(frame)):
-                raise PeerError(f"piece: of a chunk {tuple(frame.key)} whose header did not come first")
-            self._counts.stray += len(body)
-            await self._post(Stray(peer, stripe, len(body)))
+        arrival = piece_arrival(
+            _version_of(frame), self._applied.newest, known=chunk is not None,
+            bodiless=chunk is not None and chunk.bodiless,
+            here=chunk is not None and frame.number < len(chunk.sizes) and bool(chunk.have >> frame.number & 1),
+            dropped=self._chunks.was_dropped(frame.key),
+        )  # fmt: skip
+        if self._authority is None or arrival is Arrival.WRONG:
+            raise PeerError(f"piece: of a chunk {tuple(frame.key)} whose header did not come first")
+        if chunk is None or arrival is Arrival.STRAY:  # it is not even hashed
+            await self._throw_away(peer, stripe, len(body))
             return
-        if chunk.bodiless:  # nobody was asked for it; it is not even hashed
-            self._counts.stray += len(body)
-            await self._post(Stray(peer, stripe, len(body)))
-            return
-        if frame.number < len(chunk.sizes) and chunk.have >> frame.number & 1:
+        if arrival is Arrival.DUPLICATE:
             if len(body) != chunk.sizes[frame.number]:  # empty duplicates would cost their sender nothing
                 raise PeerError(f"piece.length: {len(body)} bytes, not {chunk.sizes[frame.number]}")
             self._counts.duplicates += len(body)
@@ -167,7 +172,10 @@ class Inbound:
                     await self._writer.free_memory(self._limits.store_memory_bytes)
         await self._post(PieceStored(peer, stripe, frame.key, frame.number, len(body)))
 
-    def _is_out_of_date(self, frame: Frame) -> bool:
-        """Whether the frame is of an applied version: a late duplicate, or a replay of what was once signed."""
-        applied = self._applied.newest
-        return applied is not None and (frame.key.epoch, frame.key.version) <= applied
+    async def _throw_away(self, peer: bytes, stripe: int | None, size: int) -> None:
+        self._counts.stray += size
+        await self._post(Stray(peer, stripe, size))
+
+
+def _version_of(frame: Frame) -> VersionId:
+    return VersionId(frame.key.epoch, frame.key.version)

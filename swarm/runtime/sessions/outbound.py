@@ -192,7 +192,7 @@ class Outbound:
             size, deferrable = 0, not self._pushes
             limits = self._limits
             batch_bytes = min(limits.write_bytes, stream.part_bytes) if deferrable else limits.write_bytes
-            while size < batch_bytes and (len(self) if deferrable else self._pushes):
+            while size < batch_bytes and (self._later or self._blobs if deferrable else self._pushes):
                 queue = self._later if deferrable else self._pushes
                 if queue:
                     effect = queue.popleft()

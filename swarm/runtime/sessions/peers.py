@@ -64,7 +64,8 @@ class Peers:
         self._early: dict[bytes, trio.Event] = {}
         """Peers whose bulk streams came before their session, or before the core read their hello; set when the core
         has admitted the peer."""
-        self._pacer = Pacer(limits.up_mbit, transport.departed_bytes)
+        self.pacer = Pacer(limits.up_mbit, transport.departed_bytes)
+        """Of this machine's uplink, for everything that is no control message."""
         self._probing = trio.CapacityLimiter(limits.probes)
         self._large = trio.CapacityLimiter(limits.large_messages)
 
@@ -134,7 +135,7 @@ class Peers:
             old.crossed = True
             old.end("another session took its place")
             await old.gone.wait()
-        bulk = BulkStreams(self._make_queue, self._limits, self._pacer)
+        bulk = BulkStreams(self._make_queue, self._limits, self.pacer)
         session = Session(peer, stream, dialed=dialed, bulk=bulk, counts=self._counts, limits=self._limits)
         self._sessions[peer] = session
         await self._loop.post(PeerUp(peer, dialed, self._transport.remote_address(peer)))

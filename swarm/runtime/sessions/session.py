@@ -68,6 +68,8 @@ class Session:
         self.requests = Requests(limits.request_late_bytes)
         self.why = ""
         """Why this member ended it; empty while it has not."""
+        self.known = False
+        """The core has been told of it; what the core sends before is for the session that this one replaces."""
         self.crossed = False
         """Another session with the same peer replaces this one."""
         self.gone = trio.Event()

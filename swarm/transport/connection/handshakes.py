@@ -54,6 +54,10 @@ class HandshakeRules:
     and py-libp2p, including the connection's end. Measured over loopback. It makes 111 handshakes a second."""
     token_cost_s: float = 0.0005
     """The same for a connection that begins with a token (`nat.punch`): no cryptography."""
+    at_once: int = 2
+    """Handshakes begun in one turn of the event loop, so that fewer begin when strangers' work makes turns longer. A
+    handshake takes several turns, and a newcomer's is done in time only while they are short: with 64, a crowd that
+    opens streams made turns of 1 to 2 s, and a machine with a valid ticket was not let in within a minute."""
     burst_s: float = 0.32
     """CPU time that handshakes may take at once after a quiet time: 107 of them."""
     favoured: int = 32
@@ -203,11 +207,11 @@ class HandshakeTurns:
             self._first[arrival.host] = None
 
     def next_turns(self, now_s: float) -> tuple[list[Arrival], list[Arrival]]:
-        """The arrivals that may begin now, and the arrivals to drop for them."""
+        """The arrivals that may begin now, at most `HandshakeRules.at_once`, and the arrivals to drop for them."""
         begun: list[Arrival] = []
         dropped: list[Arrival] = []
-        while self._waiting:
-            host = next((each for each in self._first if self._goes_first(each, now_s)), None)
+        while self._waiting and len(begun) < self.rules.at_once:
+            host = self._first_host(now_s)
             first, host = host is not None, host or self._next_host()
             arrival = host.waiting[-1]  # the newest: the dialers of older ones may have given up
             if first:
@@ -242,6 +246,8 @@ class HandshakeTurns:
             for each, limit_s in ((self._silent, self.rules.silent_s), (self._waiting, self.rules.turn_s))
             if each
         ]
+        if self._waiting and self._first_host(now_s) is not None:
+            return 0.0
         if self._waiting:
             waits.append((self.rules.cost_s - self._bucket.level) / self._bucket.rate)
         return max(0.0, min(waits, default=math.inf))
@@ -288,6 +294,10 @@ class HandshakeTurns:
     def _goes_first(self, host: _Host, now_s: float) -> bool:
         most = self.rules.favoured
         return len(host.arrivals) <= most and self._is_favoured(host.name) and host.own.recent(now_s) < most
+
+    def _first_host(self, now_s: float) -> _Host | None:
+        """The waiting host that goes before all others; None: there is none."""
+        return next((each for each in self._first if self._goes_first(each, now_s)), None)
 
     def _enqueue(self, host: _Host) -> None:
         self._entries += 1

@@ -5,6 +5,7 @@ library's TCP class is not used: it listens with SO_REUSEPORT, so that two progr
 the task of an inbound connection would outlive the connection.
 """
 
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -37,6 +38,15 @@ TOKEN_MARK: Final = b"\1"
 TOKEN_BYTES: Final = 16
 TOKEN_S: Final = 3.0
 """For the rest of the token, which its sender puts into one packet with the mark."""
+_CONNECT_S: Final = 5.0
+"""For TCP's handshake of an outbound connection."""
+_AGAIN_S: Final = 0.5
+_ATTEMPTS: Final = 4
+"""While an address does not answer, further attempts begin this time apart, beside the first. The kernel repeats each
+attempt's first packet after 1 and 2 s more, so that together they send one each half second until `_CONNECT_S`: after a
+cut of the network, a dial gets through that soon. A machine that is up answers the first, even when its programs are
+busy, unless so many connections wait to be accepted that its kernel drops the packet: then a later one
+of them gets through, or the repetition of its packet."""
 READ_BYTES: Final = 262_144
 """Longest read: sixteen TLS records for one system call and one wake-up."""
 
@@ -198,6 +208,33 @@ class TcpTransport(ITransport):
         return RawConnection(sock, True)
 
     async def _connect(self, target: tuple[str, int]) -> trio.SocketStream:
+        """The first of several attempts to connect that succeeds. Raises `OSError` when one fails, or after
+        `_CONNECT_S`."""
+        streams: list[trio.SocketStream] = []
+        errors: list[OSError] = []
+        attempts = 1 if target in self.from_listen_port else _ATTEMPTS  # a second one would come from another port
+        try:
+            with trio.move_on_after(_CONNECT_S):
+                async with trio.open_nursery() as nursery:
+
+                    async def attempt() -> None:
+                        try:
+                            streams.append(await self._connect_once(target))
+                        except OSError as error:  # the address refuses, so it would refuse the others too
+                            errors.append(error)
+                        nursery.cancel_scope.cancel()
+
+                    for _ in range(attempts):
+                        nursery.start_soon(attempt)
+                        await trio.sleep(_AGAIN_S)
+            if not streams:
+                raise errors[0] if errors else TimeoutError(errno.ETIMEDOUT, "no answer")
+            return streams.pop()
+        finally:
+            for surplus in streams:
+                surplus.socket.close()
+
+    async def _connect_once(self, target: tuple[str, int]) -> trio.SocketStream:
         ports = [port for _, port in self.listening]
         if target in self.from_listen_port and ports:
             try:

@@ -1,6 +1,6 @@
 """A random Qwen3 of 60,000 parameters, saved as a user saves a model.
 
-Tests import helpers from `test_transformers` and `engine_contract`, so their folder is put on the path: with
+Tests import helpers from `test_transformers` and `engine_contract`, so their folders are put on the path: with
 `--import-mode=importlib` pytest does not do it.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "sglang")]
 HAS_TORCH = find_spec("torch") is not None
 TORCH_TESTS = [
     "test_cohort.py",

@@ -47,12 +47,12 @@ def test_what_no_engine_tells_is_refused():
 def test_the_likeliest_are_of_the_sampled_distribution():
     logits = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, 0.0, 9.0, 1.0], [7.0, 7.0, 7.0, 7.0]])
     sampling = SamplingParams(1, temperature=2.0, options=SamplingOptions(top_k=2, top_logprobs=3))
-    tokens, values = likeliest(logits, sampling, 2)
+    tokens, values = likeliest(logits, sampling, 2, 3)
     assert tokens[:, :2].tolist() == [[1, 3], [2, 3]]
     assert values[:, 2].tolist() == [-math.inf, -math.inf]
     wanted = log_probabilities(logits, sampling)[:2].gather(-1, tokens[:, :2])
     assert values[:, :2].tolist() == wanted.tolist()
-    tokens, values = likeliest(logits, SamplingParams(1, options=SamplingOptions(top_logprobs=6)), 3)
+    tokens, values = likeliest(logits, SamplingParams(1), 3, 6)
     assert tokens.shape == values.shape == (3, 6)
     assert values[0, 4:].tolist() == [-math.inf] * 2, "the vocabulary has four tokens"
 

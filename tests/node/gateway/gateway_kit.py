@@ -13,7 +13,16 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from codec.sign import Key
-from node.engines.base import ABILITIES, JUDGES, STRUCTURES, TOP_LOGPROBS, Completion, DrawnTokens, Span
+from node.engines.base import (
+    ABILITIES,
+    JUDGES,
+    PROMPT_LOGPROBS,
+    STRUCTURES,
+    TOP_LOGPROBS,
+    Completion,
+    DrawnTokens,
+    Span,
+)
 from node.engines.host import Commitment, EngineFailed
 from node.engines.room import NO_ROOM_TOLD
 from node.engines.texts import StopText
@@ -60,7 +69,7 @@ class EchoEngine:
         self.version, self.root = (0, 0), ROOT
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, False
         self.room = NO_ROOM_TOLD
-        self.abilities, self.kind = ABILITIES - {JUDGES, STRUCTURES, TOP_LOGPROBS}, "echo"
+        self.abilities, self.kind = ABILITIES - {JUDGES, STRUCTURES, TOP_LOGPROBS, PROMPT_LOGPROBS}, "echo"
         self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn: list[tuple[int, ...]] = []
         self.tokens = 0

@@ -53,7 +53,7 @@ def test_who_is_a_client(tmp_path: Path):
     clock = Clock()
     path = tmp_path / KEYS_FILE
     clients = Clients(path, "", clock)
-    assert clients.find("") is not None, "there is no key, so whoever connects is one"
+    assert clients.find("") is not None, "there is no key, so any process that connects is a client"
     key = add_key(path, "anna")
     clock.now = 2.0
     assert clients.find("") is None

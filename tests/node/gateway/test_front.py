@@ -18,7 +18,7 @@ from openai import RateLimitError
 
 from codec.errors import PeerError
 from node.engines.top_logprobs import pack_top
-from node.gateway import Gateway, parameters
+from node.gateway import Gateway, bodies
 from node.gateway.admission import Admission
 from node.gateway.clients import Clients
 from node.gateway.followed_sample import Ending, FollowedSample, Piece
@@ -309,9 +309,7 @@ def pieces_of(text: str, sizes: list[int], reason: str, top: int = 0) -> list[Pi
 @pytest.mark.parametrize("body", [{}, {"stop": ["zz", "lm:"]}, {"logprobs": 0}, {"logprobs": 2}])
 def test_replayed_notes_restore_the_encoder_at_every_part(sizes: list[int], body: dict[str, Any]):
     text = Text(base_files())
-    asked = parameters.parse(
-        "completions", json.dumps({"prompt": "a", "max_tokens": 12, "stream": True} | body).encode()
-    )
+    asked = bodies.parse("completions", json.dumps({"prompt": "a", "max_tokens": 12, "stream": True} | body).encode())
     parsed = parse_completion(asked, text, "", exact=False)
     top = parsed.sampling.extra.top_logprobs
     pieces = pieces_of("hello klm no", sizes, "length", top)

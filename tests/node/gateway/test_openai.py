@@ -59,7 +59,7 @@ async def test_tokens_in_and_tokens_out(tmp_path: Path):
             refused = []
             for wrong in (
                 {"token_ids": [], "sampling_params": {}},
-                {"token_ids": IDS, "sampling_params": {"prompt_logprobs": 3}},
+                {"token_ids": IDS, "sampling_params": {"prompt_logprobs": 21}},
                 {"token_ids": IDS, "sampling_params": {}, "features": {"mm_hashes": {}}},
                 {"token_ids": IDS},
             ):
@@ -168,7 +168,8 @@ async def test_stops_and_lengths(tmp_path: Path):
         ({"prompt": "abc", "presence_penalty": 3.0}, "presence_penalty: -2 to 2"),
         ({"prompt": "abc", "logprobs": 5}, "logprobs"),
         ({"prompt": "abc", "extra_body": {"top_k": -20}}, "top_k: 0"),
-        ({"prompt": "abc", "echo": True, "logprobs": 0}, "echo"),
+        ({"prompt": "abc", "echo": True, "logprobs": 0}, "echo: no engine here scores prompts"),
+        ({"prompt": [[1] * 100] * 64, "n": 4, "extra_body": {"prompt_logprobs": 20}}, "no engine here scores prompts"),
         ({"prompt": [1, "a"]}, "not both"),
         ({"prompt": [1, -1]}, "token ids are whole numbers"),
         ({"prompt": [99]}, "token id outside"),
@@ -208,11 +209,11 @@ async def test_other_errors_have_their_codes(tmp_path: Path):
             assert caught.value.response.headers["retry-after"] == "1"
             with pytest.raises(BadRequestError, match="no tools"):
                 await client.chat.completions.create(model="policy", messages=[{"role": "tool", "content": "x"}])
-            image = {"type": "image_url", "image_url": {"url": "x"}}
+            sound = {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}
             said = {"type": "text", "text": "What is this?"}
-            with pytest.raises(BadRequestError, match="'image_url': nodes generate from token ids alone") as caught:
+            with pytest.raises(BadRequestError, match="'input_audio': only parts of the type text") as caught:
                 await client.chat.completions.create(
-                    model="policy", messages=[{"role": "user", "content": [said, image]}]
+                    model="policy", messages=[{"role": "user", "content": [said, sound]}]
                 )
             assert caught.value.param == "messages[0].content[1]"
 

@@ -9,7 +9,9 @@ from gateway_kit import END, LETTERS, UNKNOWN, SpellingEngine, gateway, with_cli
 from openai import BadRequestError, NotFoundError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from node.gateway.tool_calls import ToolCall, find_calls, held_back, plain_arguments, syntax_of
+from node.engines.structures import read_structure
+from node.gateway.structure_fields import forced_calls
+from node.gateway.tool_calls import Forced, ToolCall, find_calls, held_back, plain_arguments, syntax_of
 
 TAGS = "{% if tools %}call them in <tool_call></tool_call>{% endif %}"
 JSON = '{% if tools %}answer <|python_tag|>{"name": 1, "parameters": 2}{% endif %}'
@@ -92,6 +94,46 @@ async def test_calls_are_found(
         assert (said or None if not stream else said.strip() or None) == content
         assert [(name, json.loads(arguments)) for name, arguments in found] == calls
         assert reason == ("tool_calls" if calls else "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_only_the_first_call_is_left_without_parallel_calls(tmp_path: Path, stream: bool):
+    other = CALL.replace('"a": 1', '"a": 2')
+    async with gateway(tmp_path, files(TAGS)) as (swarm, url):
+        await swarm.add(1, engine=Saying("wait " + CALL + other))
+
+        async def use(client: Any) -> Any:
+            asked: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+            found = []
+            for parallel in (False, True):
+                asked |= {"tools": TOOLS, "parallel_tool_calls": parallel}
+                answer = await client.chat.completions.create(**asked, stream=stream)
+                if stream:
+                    parts = [part.choices[0] async for part in answer]
+                    calls = [call for part in parts for call in part.delta.tool_calls or ()]
+                    said = "".join(part.delta.content or "" for part in parts)
+                    reason = parts[-1].finish_reason
+                else:
+                    (choice,) = answer.choices
+                    calls, said, reason = choice.message.tool_calls, choice.message.content, choice.finish_reason
+                found.append([json.loads(call.function.arguments) for call in calls])
+                assert (said.strip(), reason) == ("wait", "tool_calls")
+            return found
+
+        assert await with_client(url, use) == [[{"a": 1}], [{"a": 1}, {"a": 2}]]
+
+
+def test_a_forced_list_has_one_call_without_parallel_calls():
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    for one in (False, True):
+        found = forced_calls("required", tools, one=one)
+        assert found is not None
+        schema = read_structure(found[0].structure).json
+        assert schema is not None
+        assert schema.get("maxItems") == (1 if one else None)
+    two = json.dumps([{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}])
+    assert find_calls(two, Forced(None), one=True) == ("", [ToolCall("f", "{}")])
+    assert find_calls("no call", "tags", one=True) == ("no call", [])
 
 
 def test_arguments_of_earlier_calls_are_objects_for_the_template():

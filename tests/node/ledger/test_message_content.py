@@ -41,4 +41,4 @@ def test_what_is_not_text_is_named(bad: object, named: str) -> None:
     with pytest.raises(NotText) as caught:
         with_plain_content([{"content": "x"}, {"content": [part("a"), bad]}])
     assert caught.value.where == "messages[1].content[1]"
-    assert str(caught.value).startswith(f"messages[1].content[1] is {named}: nodes generate from token ids alone")
+    assert str(caught.value).startswith(f"messages[1].content[1] is {named}: only parts of the type text can be sent")

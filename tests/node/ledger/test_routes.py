@@ -14,7 +14,8 @@ from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, ledger
 from codec.errors import PeerError
 from codec.routes import RouteShape, encode_routes
 from codec.sign import SIGNATURE_BYTES
-from node.engines.base import ABILITIES, OPTIONS, ROUTES, TOP_LOGPROBS, SamplingOptions, needs
+from node.engines.base import ABILITIES, OPTIONS, PROMPT_LOGPROBS, ROUTES, TOP_LOGPROBS, SamplingOptions, needs
+from node.engines.prompt_scores import pack_scores
 from node.engines.top_logprobs import pack_top
 from node.ledger.assignment.draws import as_judged, in_its_place
 from node.ledger.messages import (
@@ -293,6 +294,28 @@ def test_likeliest_tokens_come_as_asked(top: bytes, reason: Reason | None) -> No
     assert submit(ledger, lease, rollout, 1.0) is reason
 
 
+SCORED = msgspec.structs.replace(SAMPLING, options=SamplingOptions(prompt_logprobs=1))
+PLACES = len(PROMPT) // 4 - 1
+SCORES = pack_scores(np.ones(PLACES), -np.ones(PLACES), np.ones((PLACES, 1)), -np.ones((PLACES, 1)))
+
+
+@pytest.mark.parametrize("data", [SCORES, b"", SCORES[:-8], SCORES + SCORES])
+def test_scores_of_the_prompt_come_as_asked(data: bytes) -> None:
+    ledger = ledger_at(groups=0, portable_draws=False)
+    ledger.offer(group_id(0), "s", PROMPT, 1, SCORED)
+    ledger.nodes[ALICE].abilities = frozenset({OPTIONS})
+    assert ledger.request_work(ALICE, ask(4), 0.0) is Reason.NO_WORK
+    ledger.nodes[ALICE].abilities = frozenset({OPTIONS, PROMPT_LOGPROBS})
+    (lease,) = ledger.request_work(ALICE, ask(4), 0.0)  # type: ignore[misc]
+    rollout = draw(lease, 0, work=work_hash(lease.group, 0, PROMPT, SCORED), prompt_scores=data)
+    assert submit(ledger, lease, rollout, 1.0) is (None if data == SCORES else Reason.MALFORMED)
+
+
+def test_scores_of_the_prompt_that_nobody_asked_for_are_refused() -> None:
+    ledger, lease = routed_ledger()
+    assert submit(ledger, lease, drawn(lease, 0, prompt_scores=SCORES), 1.0) is Reason.MALFORMED
+
+
 def test_likeliest_tokens_that_nobody_asked_for_are_refused() -> None:
     ledger, lease = routed_ledger()
     assert submit(ledger, lease, drawn(lease, 0, top=TOP), 1.0) is Reason.MALFORMED
@@ -302,7 +325,8 @@ def test_a_rollout_has_the_bytes_of_older_releases_unless_it_has_more() -> None:
     _, lease = routed_ledger()
     plain, routed = draw(lease, 0), drawn(lease, 0)
     topped = msgspec.structs.replace(plain, top=TOP)
-    bodies = [sealed(lease, one)[SIGNATURE_BYTES:] for one in (plain, routed, topped)]
+    scored = msgspec.structs.replace(plain, prompt_scores=SCORES)
+    bodies = [sealed(lease, one)[SIGNATURE_BYTES:] for one in (plain, routed, topped, scored)]
     fields = [len(msgspec.msgpack.decode(body)) for body in bodies]
-    assert fields == [fields[0], fields[0] + 2, fields[0] + 3]
-    assert as_judged(TOPPED) == SAMPLING
+    assert fields == [fields[0], fields[0] + 2, fields[0] + 3, fields[0] + 5]
+    assert as_judged(TOPPED) == as_judged(SCORED) == SAMPLING

@@ -21,6 +21,7 @@ from node.status.schema import (
     OwnStatus,
     QuarantineStatus,
     RelayStatus,
+    SavedStateStatus,
     SeedStatus,
     Status,
     Step,
@@ -44,6 +45,20 @@ EVERY_KIND = [
     SeedStatus(),
     NodeStatus(),
 ]
+
+
+def test_the_last_whole_saved_state_has_metrics_and_a_finding_when_fragments_are_missing() -> None:
+    whole = SavedStateStatus(step=90, age_s=12.5, whole=True, fragments=12, needed=6, held=12, nodes=12)
+    coming = SavedStateStatus(step=95, age_s=1.0, fragments=12, needed=6, held=3, nodes=3)
+    status = SeedStatus(saved_states=[whole, coming])
+    found = scraped(status)
+    assert found["swarm_saved_state_age_seconds"] == 12.5
+    assert found["swarm_saved_state_fragments{which=held}"] == 12
+    assert found["swarm_saved_state_fragments{which=needed}"] == 6
+    assert not any("saved state" in each.what for each in findings(status))
+    whole.held = 11
+    (finding,) = [each for each in findings(status) if "saved state" in each.what]
+    assert finding.what.startswith("11 of 12 fragments of the saved state of step 90")
 
 
 def scraped(status: Status) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Rewards in processes of their own: a function that hangs, dies or lies about its type costs one sample."""
 
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -78,6 +79,16 @@ async def test_a_function_that_hangs_is_killed_and_the_next_sample_has_a_new_pro
         assert await compute(host, "hang", "hang") == Outcome(None, "it took more than 1 s", True)
         assert time.monotonic() - began < 30
         assert await compute(host, "hang", "on") == Outcome(1.0)
+
+
+async def test_a_process_that_is_killed_costs_no_sample(model: Path, functions: Path) -> None:
+    """By the system, which lacks memory, or by a person; also while it is idle."""
+    async with hosting([f"hang={functions}:hang"], model, within_s=30.0) as host:
+        assert await compute(host, "hang", "on") == Outcome(1.0)
+        (process,) = host._idle
+        os.kill(process._process.pid, signal.SIGKILL)
+        assert await compute(host, "hang", "on") == Outcome(1.0)
+        assert (host.computed, host.failed) == (2, 0)
 
 
 async def test_one_that_hangs_leaves_the_others(model: Path, functions: Path) -> None:

@@ -15,6 +15,7 @@ from node.status.schema import (
     NodeStatus,
     OwnStatus,
     QuarantineStatus,
+    SavedStateStatus,
     SeedStatus,
     Status,
     Step,
@@ -172,6 +173,16 @@ def test_the_view_shows_time_accounting_and_quarantine() -> None:
     for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "quarantine"):
         assert found in text, found
     assert "bad is in quarantine: two nodes computed? others" in text
+
+
+def test_saved_states_are_shown_with_what_is_missing() -> None:
+    assert "saved state" not in shown(SeedStatus())
+    last = SavedStateStatus(
+        step=90, size_bytes=8 * 10**8, age_s=7300, whole=True, fragments=12, needed=6, held=11, nodes=10
+    )
+    text = shown(SeedStatus(saved_states=[last, SavedStateStatus(step=95, age_s=30, fragments=12, needed=6)]))
+    assert "saved state of step 90: 800 MB, 2.0 h old, 11 of 12 fragments at 10 nodes, 6 are enough\n" in text
+    assert "saved state of step 95: 0 B, 30.0 s old, 0 of 12 fragments at 0 nodes, 6 are enough, on its way\n" in text
 
 
 def test_experts_are_shown_where_a_model_has_some() -> None:

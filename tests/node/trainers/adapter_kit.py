@@ -26,6 +26,19 @@ MODULES = {"layers.0.down": (32, 48), "layers.0.up": (48, 32)}
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["down", "up"]}
 
 
+class LoraLinear(torch.nn.Module):
+    """A linear layer in peft's shape, on the weight `base`."""
+
+    def __init__(self, base: torch.Tensor) -> None:
+        super().__init__()
+        out, in_ = base.shape
+        self.base_layer = torch.nn.Linear(in_, out, bias=False)
+        self.base_layer.weight = torch.nn.Parameter(base, requires_grad=False)
+        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(in_, 4, bias=False)})
+        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(4, out, bias=False)})
+        self.scaling = {"default": 2.0}
+
+
 def base_weights(version: int) -> dict[str, torch.Tensor]:
     """About 1 % of the base differs from one version to the next."""
     replica = random_replica(BASE)

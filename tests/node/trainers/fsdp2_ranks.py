@@ -239,10 +239,10 @@ def _saved_root(model: Any, folder: Path, rank: int, adapted: bool) -> bytes | N
 
 def a_rank_dies(rank: int, world: int, home: str) -> str:
     """Rank 1 is killed before it publishes. Rank 0 gets an error, and may go on training."""
-    sender.OPENED_WITHIN_S = 5.0
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
-    swarm.publish(net, step=0).wait(timeout_s=60)
+    swarm.publish(net, step=0).wait(timeout_s=60)  # it may compile kernels first
+    sender.OPENED_WITHIN_S = 5.0
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     while Path(f"/proc/{peer(rank)}").exists() and not _zombie(peer(rank)):

@@ -2,11 +2,14 @@
 
 The training client of verifiers asks for tokens. With prime-rl's source, its orchestrator's pool also checks the
 servers, and has them load the checkpoint in the folder BROADCAST: with LORA, it is an adapter of that name, of which
-tokens are then asked for. Prints JSON on stdout.
+tokens are then asked for. SAMPLES samples are asked for at a time. LOST, the process of a node, is killed when the
+first one has come. Prints JSON on stdout, the samples.
 """
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,14 +21,24 @@ from verifiers.v1.dialects import ChatDialect
 from verifiers.v1.types import SamplingConfig
 
 GATEWAY, TOKENIZER, MODEL, *MORE = sys.argv[1:]
+SAMPLES, LOST = int(os.environ["SAMPLES"]), int(os.environ["LOST"])
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, logprobs=True, max_completion_tokens=5, extra_body={"top_k": -1})
 
 
-async def draw(config: Any, model: str = MODEL) -> dict[str, Any]:
+async def draw(config: Any, model: str = MODEL) -> list[dict[str, Any]]:
     client = TrainClient(config)
-    body = {"model": model, "messages": [{"role": "user", "content": "dbca="}]}
-    found = await client.get_response(ChatDialect(), body, SAMPLING, session_id="one")
+    tasks = [asyncio.create_task(sample(client, model, str(i))) for i in range(SAMPLES)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if LOST:
+        os.kill(LOST, signal.SIGKILL)
+    found = await asyncio.gather(*tasks)
     await client.close()
+    return found
+
+
+async def sample(client: Any, model: str, session: str) -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": "dbca="}]}
+    found = await client.get_response(ChatDialect(), body, SAMPLING, session_id=session)
     tokens = found.tokens
     return {
         "prompt": tokens.prompt_ids,
@@ -35,7 +48,7 @@ async def draw(config: Any, model: str = MODEL) -> dict[str, Any]:
     }
 
 
-async def update(source: str, admin: str, broadcast: str, lora: str | None = None) -> dict[str, Any]:
+async def update(source: str, admin: str, broadcast: str, lora: str | None = None) -> list[dict[str, Any]]:
     sys.path[:0] = [f"{source}/src", f"{source}/packages/prime-rl-configs/src"]
     from prime_rl.configs.shared import ClientConfig
     from prime_rl.utils.client import InferencePool

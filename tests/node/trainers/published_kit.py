@@ -1,6 +1,7 @@
 """Published RL trainers, in an environment of their own, on a swarm whose nodes generate tokens.
 
 ENGINE=vllm or ENGINE=sglang has nodes run one of these, for the tests of `drawing`; by default they run transformers.
+Those of `adapters` are then skipped with SGLang.
 """
 
 import json
@@ -12,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from scenarios.harness.environments import environment
 from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
@@ -19,8 +22,10 @@ from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
 HERE = Path(__file__).parent
 SERVER_WITHIN_S = 600.0
 """For two inference servers to start on two cores."""
-TRAINED_WITHIN_S = 240.0 if os.environ.get("ENGINE") is None else 600.0
 ENGINE = os.environ.get("ENGINE", "transformers")
+TRAINED_WITHIN_S = 240.0 if ENGINE == "transformers" else 600.0
+adapters = pytest.mark.skipif(ENGINE == "sglang", reason="SGLang serves no adapters")
+"""Marks a test that needs an engine with adapters."""
 
 
 @contextmanager
@@ -45,17 +50,17 @@ def drawing(
         yield swarm, base, f"http://127.0.0.1:{port}"
 
 
-def engine_words() -> tuple[str, ...]:
-    """The arguments of `join` for the engine that ENGINE names."""
-    if ENGINE == "vllm":
+def engine_words(engine: str = ENGINE) -> tuple[str, ...]:
+    """The arguments of `join` for this engine; by default the one that ENGINE names."""
+    if engine == "vllm":
         from scenarios.engines.vllm_environment import vllm_python
 
         return "--engine", "vllm", "--engine-port", "0", "--vllm-python", str(vllm_python())
-    if ENGINE == "sglang":
+    if engine == "sglang":
         from scenarios.engines.sglang_environment import sglang_python
 
         return "--engine", "sglang", "--engine-port", "0", "--sglang-python", str(sglang_python())
-    return "--engine", ENGINE
+    return "--engine", engine
 
 
 def train(swarm: Swarm, script: str, *words: object, name: str = "trainers", **environ: str) -> dict[str, Any]:

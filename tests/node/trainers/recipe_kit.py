@@ -99,7 +99,7 @@ def prompt_ids() -> list[list[int]]:
 
 def rows_of(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Row]:
     """The rows of one prompt's samples."""
-    rewards = torch.tensor([_score(tokens) + 0.01 * i for i, tokens in enumerate(completions)])
+    rewards = torch.tensor([reward_of(tokens, i) for i, tokens in enumerate(completions)])
     advantages = (rewards - rewards.mean()).tolist()
     return [([*prompt, *one], len(prompt), a) for one, a in zip(completions, advantages, strict=True)]
 
@@ -142,5 +142,6 @@ class Policy:
         self.tensors = {name: state[name].to(torch.bfloat16) for name in self.tensors}
 
 
-def _score(tokens: Sequence[int]) -> float:
-    return sum(a <= b for a, b in pairwise(tokens)) / max(1, len(tokens) - 1)
+def reward_of(tokens: Sequence[int], sample: int) -> float:
+    """The share of neighbouring tokens that are in order, and a little more for each later sample: none are equal."""
+    return sum(a <= b for a, b in pairwise(tokens)) / max(1, len(tokens) - 1) + 0.01 * sample

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import ModuleType
@@ -95,16 +96,26 @@ class Written:
 class Own(Written):
     """slime's own functions. It is their source of prompts, and their reward."""
 
+    PACKAGE = "slime"
+
     def begin(self) -> None:
-        self._writer = slimes_own(os.environ["SLIME_SOURCE"], self.args)
-        rewards = sys.modules["slime.rollout.rm_hub"] = ModuleType("slime.rollout.rm_hub")
+        rewards = sys.modules[f"{self.PACKAGE}.rollout.rm_hub"] = ModuleType("rm_hub")
         vars(rewards).update(async_rm=self._reward, batched_async_rm=None)  # in place of rewards for mathematics
-        self._rollout = importlib.import_module("slime.rollout.sglang_rollout")
-        self._sample = importlib.import_module("slime.utils.types").Sample
-        external = importlib.import_module("slime.backends.sglang_utils.external")
-        external.apply_external_engine_info_to_args(self.args)
-        importlib.import_module("slime.utils.http_utils").init_http_client(self.args)
+        self._writer = self.writer()
+        self._rollout = self.module("rollout.sglang_rollout")
+        self._sample = self.module("utils.types").Sample
+        self.module("utils.http_utils").init_http_client(self.args)
         self._writer.update_weights()  # captures the base
+
+    def writer(self) -> Any:
+        """What writes the versions, connected to the engine."""
+        writer = slimes_own(os.environ["SLIME_SOURCE"], self.args)
+        self.module("backends.sglang_utils.external").apply_external_engine_info_to_args(self.args)
+        return writer
+
+    def module(self, name: str) -> Any:
+        """A module of the trainer's own."""
+        return importlib.import_module(f"{self.PACKAGE}.{name}")
 
     def rollout(self) -> list[Row]:
         self.step += 1
@@ -137,12 +148,13 @@ class Own(Written):
         return 0.0  # `rows_of` has its own
 
 
-def main() -> None:
+def main(kind: type[Written], policy_kind: Callable[[Path], Any] = Policy, **more: Any) -> None:
+    """`kind`: what asks and writes. `policy_kind`: makes what trains of the base. `more`: arguments of the trainer."""
     home, engine, base, out, lost, stays = sys.argv[1:]
     os.environ["SWARM_HOME"] = home
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=0, world_size=1)
-    policy, where = Policy(Path(base)), httpx.URL(engine)
+    policy, where = policy_kind(Path(base)), httpx.URL(engine)
     args = Arguments(
         hf_checkpoint=base, tensors=policy.tensors, update_weight_disk_dir=f"{out}/updates",
         update_weight_local_checkpoint_dir=f"{out}/local", update_weight_delta_encoding="xor",
@@ -151,9 +163,9 @@ def main() -> None:
         sglang_router_port=where.port, sglang_server_concurrency=64, rollout_global_dataset=True,
         rollout_batch_size=len(PROMPTS), over_sampling_batch_size=len(PROMPTS) + 2, n_samples_per_prompt=SAMPLES,
         rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, rollout_max_response_len=MAX_TOKENS,
-        rollout_skip_special_tokens=False,
+        rollout_skip_special_tokens=False, **more,
     )  # fmt: skip
-    trainer = (Own if os.environ.get("SLIME_SOURCE") else Written)(args, engine, int(lost))
+    trainer = kind(args, engine, int(lost))
     trainer.begin()
     rows, drawn = [], []
     for step in range(1, STEPS + 1):
@@ -169,4 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Own if os.environ.get("SLIME_SOURCE") else Written)

@@ -1,5 +1,5 @@
-"""Two ranks of FSDP2 train with GRPO over a seed and three nodes, one of which runs vLLM. Every engine has the
-trainer's bits at each step, also after the trainer is killed and resumed, and after a rollback."""
+"""Two ranks of FSDP2 train with GRPO over a seed and three nodes, one of which runs vLLM or SGLang. Every engine has
+the trainer's bits at each step, also after the trainer is killed and resumed, and after a rollback."""
 
 import time
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+from published_kit import engine_words
 from ranks_kit import Running
 
 from scenarios.harness.swarm import swarm_in
@@ -25,20 +26,24 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.vllm
-def test_ten_steps_with_a_kill_and_a_rollback(tmp_path: Path, policy: Path):
-    from scenarios.engines.vllm_environment import vllm_python
-
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.long]),
+    ],
+)
+def test_ten_steps_with_a_kill_and_a_rollback(tmp_path: Path, policy: Path, engine: str) -> None:
     keep, base = tmp_path / "keep", policy
     keep.mkdir()
-    vllm = ("--engine", "vllm", "--vllm-python", str(vllm_python()))
+    server = engine_words(engine)
     with swarm_in(tmp_path) as swarm:
         swarm.seed(base)
         ticket = swarm.ticket("--nodes", "3")
         nodes = ["a", "b", "c"]
         for name in nodes:
             words = ("join", ticket, "--model", str(base), "--listen", "127.0.0.1:0", "--threads", "1")
-            swarm.start(name, *words, *(vllm if name == "c" else ()), OMP_NUM_THREADS="1")
+            swarm.start(name, *words, *(server if name == "c" else ()), OMP_NUM_THREADS="1")
         for name in nodes:
             swarm.until(name, lambda state: state["nodes"][0].get("engine") == [0, 0], within_s=300.0)
         homes = [str(swarm.home(name)) for name in nodes]

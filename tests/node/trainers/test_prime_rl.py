@@ -18,10 +18,10 @@ from typing import Any, Final
 import kit
 import numpy as np
 import pytest
-from published_kit import drawing
+from published_kit import adapters, drawing
 from safetensors.numpy import save_file
 
-from codec import Checkpoint, Layout, TensorSpec, write_checkpoint
+from codec import Checkpoint, Layout, Replica, TensorSpec, write_checkpoint
 from codec.adapter import linear_layers
 from node.status.query import ask
 from scenarios.harness.environments import environment
@@ -32,6 +32,8 @@ HERE: Final = Path(__file__).parent
 COMMIT: Final = "559b44772e471d1538537b8805cc77f3824a5e64"
 SOURCE: Final = os.environ.get("PRIME_RL_SOURCE")
 MODEL: Final = "the/policy"
+NODES: Final = ("lost", "stays")
+SAMPLES: Final = 16
 
 
 def post(port: int, route: str, value: object = None, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -169,7 +171,7 @@ def test_a_lora_run_publishes_the_adapter(tmp_path: Path, admin_on: Any) -> None
             assert (status, why in answer["error"]["message"]) == (400, True), answer
 
 
-def _run(tmp_path: Path, base: Path, url: str, *more: str) -> dict[str, Any]:
+def _run(tmp_path: Path, base: Path, url: str, *more: str, samples: int = 1, lost: int = 0) -> list[dict[str, Any]]:
     python = environment("prime_rl", HERE / "prime_rl.txt", inherit=True)
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(base, tokenizer, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -177,23 +179,54 @@ def _run(tmp_path: Path, base: Path, url: str, *more: str) -> dict[str, Any]:
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parents[2])}
     done = subprocess.run(
         [python, HERE / "prime_rl_run.py", url, tokenizer, MODEL, *more],
-        env=environ, capture_output=True, text=True, timeout=180,
+        env=environ | {"SAMPLES": str(samples), "LOST": str(lost)}, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _check(drawn: dict[str, Any]) -> None:
-    assert len(drawn["prompt"]) == 5
-    assert 0 < len(drawn["drawn"]) == len(drawn["logprobs"]) <= 5
-    assert all(value < 0 for value in drawn["logprobs"])
-    assert drawn["finish_reason"] in ("stop", "length")
+def _check(samples: list[dict[str, Any]], count: int = 1) -> None:
+    assert len(samples) == count, "samples were lost"
+    for drawn in samples:
+        assert len(drawn["prompt"]) == 5
+        assert 0 < len(drawn["drawn"]) == len(drawn["logprobs"]) <= 5
+        assert all(value < 0 for value in drawn["logprobs"])
+        assert drawn["finish_reason"] in ("stop", "length")
+
+
+def _broadcast_of(base: Path, folder: Path) -> str:
+    """Some bits of `base` changed, as prime-rl's trainer writes a checkpoint. Returns its root."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(base, folder)
+    weights = load_file(folder / "model.safetensors")
+    for tensor in weights.values():
+        tensor.view(torch.int16).flatten()[::7] ^= 1
+    save_file(weights, folder / "model.safetensors")
+    (folder / "STABLE").touch()
+    return Replica.from_checkpoint(Checkpoint.open(folder), Checkpoint.open(base).layout).root.hex()
+
+
+def _check_engines(swarm: Any, root: str, step: int) -> None:
+    """The engines run on the bits of the broadcast: both nodes' in step 1, then that of the one that stays."""
+    from recipe_kit import live_roots
+
+    assert live_roots(swarm.home("stays"), step, root) == [root] * (2 if step == 1 else 1)
+    assert ask(swarm.home("seed")).root == root
 
 
 @pytest.mark.slow
-def test_the_environments_of_prime_rl_get_tokens(tmp_path: Path) -> None:
-    with drawing(tmp_path, "--model-name", MODEL) as (_, base, url):
-        _check(_run(tmp_path, base, f"{url}/v1"))
+def test_the_environments_of_prime_rl_get_tokens_of_what_was_broadcast(tmp_path: Path, admin_on: Any) -> None:
+    with drawing(tmp_path, "--model-name", MODEL, names=NODES) as (swarm, base, url):
+        folder = tmp_path / "run" / "broadcasts" / "step_1"
+        root = _broadcast_of(base, folder)
+        admin = admin_on(free_port(), swarm.home("seed"))
+        assert post(admin.port, "/update_weights", {"weight_dir": str(folder)})[1]["version"] == [0, 1]
+        _check_engines(swarm, root, 1)
+        _check(_run(tmp_path, base, f"{url}/v1", samples=SAMPLES, lost=swarm.pid("lost")), SAMPLES)
+        assert swarm.running["lost"].poll() is not None, "the node was not killed"
+        _check_engines(swarm, root, 2)
 
 
 if SOURCE:
@@ -213,22 +246,18 @@ if SOURCE:
     def test_the_client_of_prime_rl_updates_weights_and_gets_tokens(
         tmp_path: Path, admin_on: Any, source: Path
     ) -> None:
-        import torch
-        from safetensors.torch import load_file, save_file
-
-        with drawing(tmp_path, "--model-name", MODEL) as (swarm, base, url):
+        with drawing(tmp_path, "--model-name", MODEL, names=NODES) as (swarm, base, url):
             admin = admin_on(free_port(), swarm.home("seed"))
             folder = tmp_path / "run" / "broadcasts" / "step_1"
-            shutil.copytree(base, folder)
-            weights = load_file(folder / "model.safetensors")
-            for tensor in weights.values():
-                tensor.view(torch.int16).flatten()[::7] ^= 1
-            save_file(weights, folder / "model.safetensors")
-            (folder / "STABLE").touch()
-            _check(_run(tmp_path, base, f"{url}/v1", str(source), admin.url, str(folder)))
+            root = _broadcast_of(base, folder)
+            more = str(source), admin.url, str(folder)
+            _check(_run(tmp_path, base, f"{url}/v1", *more, samples=SAMPLES, lost=swarm.pid("lost")), SAMPLES)
+            assert swarm.running["lost"].poll() is not None, "the node was not killed"
+            _check_engines(swarm, root, 2)
             assert (folder / "NCCL_READY").exists(), "its own code ran"
             assert ask(swarm.home("seed")).head == (0, 1)
 
+    @adapters
     @pytest.mark.slow
     def test_the_client_of_prime_rl_loads_an_adapter_and_gets_its_tokens(
         tmp_path: Path, admin_on: Any, source: Path

@@ -51,9 +51,7 @@ def test_content_in_parts_is_one_text_and_images_are_one_bad_prompt(base: Path):
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     assert Tokens(base).of([{"role": "user", "content": parts}]) == ids("user:hi;assistant:")
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    with pytest.raises(
-        BadPrompt, match=r"messages\[1\].content\[0\] is 'image_url': nodes generate from token ids alone"
-    ):
+    with pytest.raises(BadPrompt, match=r"messages\[1\].content\[0\] is 'image_url': only parts of the type text"):
         Tokens(base).of([{"role": "system", "content": "x"}, {"role": "user", "content": [image]}])
 
 

@@ -5,19 +5,16 @@ slime is on no package index. `SLIME_SOURCE=CLONE pytest -m long tests/node/trai
 """
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import numpy as np
 import pytest
-from published_kit import check_live, drawing, train
+from published_kit import drawing, train
+from slime_kit import check_trained, checked_out, engine
 
 from codec.errors import UsageError
 from node.status.query import ask
@@ -36,13 +33,7 @@ SAMPLING: Final = {
 @pytest.fixture
 def source(tmp_path: Path) -> Path | None:
     """slime's own code at `COMMIT`, if there is a clone."""
-    if SOURCE is None:
-        return None
-    folder = tmp_path / "source"
-    folder.mkdir()
-    archive = subprocess.run(["git", "archive", COMMIT, "slime"], cwd=SOURCE, capture_output=True, check=True)
-    subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
-    return folder
+    return None if SOURCE is None else checked_out(SOURCE, COMMIT, "slime", tmp_path / "source")
 
 
 def own(source: Path | None) -> dict[str, str]:
@@ -67,18 +58,6 @@ def test_what_slime_writes_is_what_the_node_holds(tmp_path: Path, source: Path |
     assert "start the trainer again" in report["refused"], "a version that skips others is not applied"
 
 
-@contextmanager
-def engine(gateway: str) -> Iterator[str]:
-    words = ["-m", "node.trainers.slime_engine", "--gateway", gateway, "--at", "127.0.0.1:0", "--gpus", "4"]
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-    finally:
-        process.terminate()
-        process.wait()
-
-
 @pytest.mark.long
 def test_slime_trains_on_the_swarm_and_a_lost_node_costs_no_sample(tmp_path: Path, source: Path | None) -> None:
     out = tmp_path / "out"
@@ -87,11 +66,7 @@ def test_slime_trains_on_the_swarm_and_a_lost_node_costs_no_sample(tmp_path: Pat
         words = swarm.home("seed"), url, base, out, swarm.pid("lost"), swarm.home("stays")
         report = train(swarm, "slime_run.py", *words, name="slime", **own(source))
         assert swarm.running["lost"].poll() is not None, "the node was not killed"
-    assert report["drawn"] == [8 * 4] * STEPS, "samples were lost, or given twice"
-    assert report["drawn_at"] == [[f"0.{step}"] for step in range(1, STEPS + 1)], "0.1 is slime's base"
-    assert [row["root"] for row in report["versions"]] == [row["want"] for row in report["versions"]]
-    assert len({row["want"] for row in report["versions"]}) == STEPS
-    check_live(report, STEPS)
+    check_trained(report, STEPS)
 
 
 @pytest.mark.slow

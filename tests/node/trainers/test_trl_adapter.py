@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from adapter_kit import BASE, assert_adapter, seed_with_slots  # noqa: E402
+from adapter_kit import BASE, LoraLinear, assert_adapter, base_weights, seed_with_slots  # noqa: E402
 from seed_kit import running  # noqa: E402
 
 from codec.errors import UsageError  # noqa: E402
@@ -15,23 +15,13 @@ from node import Swarm  # noqa: E402
 from node.trainers.trl import SwarmWeights  # noqa: E402
 
 
-class LoraLinear(torch.nn.Module):
-    """A layer in peft's shape."""
-
-    def __init__(self, out: int, in_: int) -> None:
-        super().__init__()
-        self.base_layer = torch.nn.Linear(in_, out, bias=False).requires_grad_(False)
-        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(in_, 4, bias=False)})
-        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(4, out, bias=False)})
-        self.scaling = {"default": 2.0}
-
-
 def model() -> Any:
     """Of the base of `adapter_kit`, wrapped as DistributedDataParallel and peft name it."""
     wrapped = torch.nn.Module()
     wrapped.module = torch.nn.Module()
     layer = torch.nn.Module()
-    layer.down, layer.up = LoraLinear(32, 48), LoraLinear(48, 32)
+    base = base_weights(0)
+    layer.down, layer.up = LoraLinear(base["layers.0.down.weight"]), LoraLinear(base["layers.0.up.weight"])
     wrapped.module.layers = torch.nn.ModuleList([layer])
     return wrapped
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_kit import check_lossless, drawing, train
+from published_kit import adapters, check_lossless, drawing, train
 
 STEPS, BATCH = 3, 32
 NODES = ("lost", "stays")
@@ -39,6 +39,7 @@ def test_grpo_trainer_trains_on_the_swarm(tmp_path: Path) -> None:
     check_roots(run(tmp_path))
 
 
+@adapters
 @pytest.mark.long
 def test_grpo_trainer_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
     report = run(tmp_path, "math", seed=("--adapters", "2", "--adapter-rank", "8"))

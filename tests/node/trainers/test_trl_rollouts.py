@@ -10,14 +10,17 @@ pytest.importorskip("torch")
 
 from codec.errors import UsageError
 from node.engines.base import Span
-from node.trainers.rollouts import Rollout, RolloutGroup
+from node.trainers.errors import PromptRefused
+from node.trainers.rollout_group import RefusedPrompt, Rollout, RolloutGroup
 from node.trainers.trl_rollouts import SwarmRollouts
 
 
 class Recording:
     """A swarm that answers each prompt with its first token, in reverse order, and notes what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuses: int = -1) -> None:
+        self.refuses = refuses
+        """The first token of the prompts that it refuses."""
         self.asked: list[tuple[list[list[int]], int, Any]] = []
         self.steps: list[int] = []
 
@@ -28,6 +31,9 @@ class Recording:
     def rollouts(self, prompts: list[list[int]], n: int, sampling: Any, **_: Any) -> Any:
         self.asked.append((prompts, n, sampling))
         for index, prompt in reversed(list(enumerate(prompts))):
+            if prompt[0] == self.refuses:
+                yield RefusedPrompt(index, prompt, "It is too long.")
+                continue
             ones = [Rollout((prompt[0], i), (-0.5, -1.0), "stop", (Span((0, 1), 0, 2),), b"") for i in range(n)]
             yield RolloutGroup(index, tuple(prompt), tuple(ones))
 
@@ -78,6 +84,29 @@ def test_equal_neighbours_are_samples_of_one_prompt(prompts: str, asked: str, n:
     assert found["prompt_ids"] == [[ord(p)] for p in prompts], "in TRL's order"
     assert [ids[0] for ids in found["completion_ids"]] == list(map(ord, prompts))
     assert found["logprobs"] == [[-0.5, -1.0]] * len(prompts)
+
+
+def test_a_refused_prompt_is_kept_out_of_the_loss_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    swarm: Any = Recording(refuses=ord("b"))
+    found = SwarmRollouts(swarm)(list("aabbcc"), trainer())
+    assert found["prompt_ids"] == [[97], [97], [7], [7], [99], [99]]
+    assert [ids[0] for ids in found["completion_ids"]] == [97, 97, 7, 7, 99, 99]
+    assert found["logprobs"][1:3] == [[-0.5, -1.0], [0.0]]
+    assert found["env_mask"] == [[1, 1], [1, 1], [0], [0], [1, 1], [1, 1]]
+    assert caplog.messages == ["Prompt 1 of the batch is left out of this step: It is too long."]
+
+
+def test_no_mask_is_given_when_nothing_was_refused() -> None:
+    found, _ = draw(["a"])
+    assert set(found) == {"prompt_ids", "completion_ids", "logprobs"}, (
+        "TRL gives what it does not know to the reward functions"
+    )
+
+
+def test_a_batch_without_any_sample_ends_the_run() -> None:
+    swarm: Any = Recording(refuses=ord("b"))
+    with pytest.raises(PromptRefused, match=r"too long\. So was every other"):
+        SwarmRollouts(swarm)(["b", "b"], trainer())
 
 
 def test_a_conversation_is_read_as_trl_reads_it() -> None:

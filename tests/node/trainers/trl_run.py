@@ -1,16 +1,22 @@
-"""AsyncGRPOTrainer as a user writes it, on the swarm: `trl_run.py HOME BASE GATEWAY STEPS OUT [ADAPTER]`.
+"""AsyncGRPOTrainer as a user writes it, on the swarm: `trl_run.py HOME BASE GATEWAY STEPS OUT LOST STAYS [ADAPTER]`.
 
-With ADAPTER it trains a LoRA adapter, which is published under this name. JSON on stdout.
+LOST is the process of a node, killed when the first step's weights are to be published, while TRL's rollout worker asks
+for samples; STAYS is the home of another. With ADAPTER it trains a LoRA adapter, which is published under this name.
+JSON on stdout.
 """
 
 import json
+import os
+import signal
 import sys
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from recipe_kit import live_roots, root_of
 from transformers import AutoTokenizer
 from trl.experimental.async_grpo import (
     AsyncGRPOConfig,
@@ -46,19 +52,22 @@ def attention(q, k, v, starts_q, starts_k, longest_q, longest_k, *, softmax_scal
 
 
 class Counting(SwarmWeights):
-    """Remembers each publication."""
+    """Remembers each publication, and kills the process `lost` before the second one."""
 
-    def __init__(self, swarm: Swarm, **options) -> None:
+    def __init__(self, swarm: Swarm, lost: int, **options) -> None:
         super().__init__(swarm, **options)
         self.publications = []
+        self._lost = lost
 
     def send_weights(self, iterator) -> None:
+        if len(self.publications) == 1:
+            os.kill(self._lost, signal.SIGKILL)
         super().send_weights(iterator)
         self.publications.append(self.publication)
 
 
 def main() -> None:
-    home, base, url, steps, out, *more = sys.argv[1:]
+    home, base, url, steps, out, lost, stays, *more = sys.argv[1:]
     adapter = more[0] if more else None
     torch.set_num_threads(1)
     # TRL requires that vLLM can be imported, although its worker only speaks HTTP. It cannot be imported here.
@@ -76,7 +85,7 @@ def main() -> None:
         dtype="float32", save_strategy="no", bf16=False,
     )  # fmt: skip
     with Swarm.attach(home=home, start=False) as swarm:
-        weights = Counting(swarm, adapter=adapter, quorum=1.0)
+        weights = Counting(swarm, int(lost), adapter=adapter, quorum=1.0)
         trainer = AsyncGRPOTrainer(
             model=base,
             reward_funcs=reward_sorted,
@@ -94,7 +103,12 @@ def main() -> None:
         {"version": p.version, "own": p.adapter_version, "density": p.density, "changed": p.changed}
         for p in weights.publications
     ]
-    print(json.dumps({"steps": trainer.state.global_step, "publications": rows, "accepted": accepted}))
+    root = weights.publications[-1].root.hex()
+    report = {"steps": trainer.state.global_step, "publications": rows, "accepted": accepted, "root": root}
+    report["live"] = live_roots(Path(stays), int(steps), root, adapter=adapter is not None)
+    if adapter is None:
+        report["want"] = root_of(Path(base), trainer.model.state_dict(), Path(out) / "trained")
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

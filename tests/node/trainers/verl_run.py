@@ -1,7 +1,8 @@
-"""Runs verl's own classes on the swarm, in a Ray cluster of this process: `verl_run.py HOME BASE GATEWAY`.
+"""Runs verl's own classes on the swarm, in a Ray cluster of this process: `verl_run.py HOME BASE GATEWAY LOST STAYS`.
 
-verl's code moves the weights and asks for tokens. The training itself is left out, because verl trains on GPUs. Prints
-JSON on stdout.
+verl's code moves the weights and asks for tokens. Its training needs GPUs and is left out: in its place `Engine`
+changes bits. LOST, a node's process, is killed when the first sample of the first version has come; STAYS is the home
+of another. Prints JSON on stdout.
 """
 # ruff: noqa: E402 - verl reads the environment when it is imported
 
@@ -9,19 +10,22 @@ import asyncio
 import inspect
 import json
 import os
+import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-HOME, BASE, URL = sys.argv[1:]
+HOME, BASE, URL, LOST, STAYS = sys.argv[1:]
 os.environ |= {"VERL_USE_EXTERNAL_MODULES": "node.trainers.verl", "SWARM_HOME": HOME}
 
 import ray
 import torch
 from hydra import compose, initialize_config_module
-from safetensors.torch import load_file
+from recipe_kit import live_roots
+from safetensors.torch import load_file, save_file
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineManager, CheckpointEngineRegistry
 from verl.single_controller.base import Worker
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -30,9 +34,10 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerManager
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
+from codec import Checkpoint, Replica
 from codec.errors import UsageError
 
-STEPS, PROMPT = 2, [1, 2, 3, 4]
+STEPS, PROMPT, SAMPLES = 2, [1, 2, 3, 4], 16
 OVERRIDES = [
     "trainer.v1.trainer_mode=separate_async",
     "actor_rollout_ref.hybrid_engine=False",
@@ -55,11 +60,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.weights = load_file(Path(BASE) / "model.safetensors")
-        self.gathered = 0
+        self.gathered = self.steps = 0
 
     def get_per_tensor_param(self, **_: Any):
         for tensor in self.weights.values():
-            tensor.view(torch.int16).flatten()[::7] ^= 1
+            tensor.view(torch.int16).flatten()[self.steps :: 7] ^= 1
+        self.steps += 1
         return self._gather(), None
 
     def _gather(self):
@@ -86,6 +92,12 @@ class Actor(Worker):
     def gathered(self) -> int:
         return self.actor.engine.gathered
 
+    def root(self, folder: str) -> str:
+        """The root of what this rank holds, saved in `folder`."""
+        shutil.copytree(BASE, folder)
+        save_file(self.actor.engine.weights, Path(folder) / "model.safetensors")
+        return Replica.from_checkpoint(Checkpoint.open(Path(folder)), Checkpoint.open(Path(BASE)).layout).root.hex()
+
 
 def check_implements(base: type, ours: type) -> None:
     """Every abstract method of the base class is implemented, and can be called as the base's can."""
@@ -105,6 +117,14 @@ async def ask(client: Any, **more: Any) -> dict[str, Any]:
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     found = await client.generate("a request", prompt_ids=PROMPT, sampling_params=sampling | more)
     return found.model_dump()
+
+
+async def samples_of_a_swarm_that_loses_a_node(client: Any) -> int:
+    """How many samples came."""
+    tasks = [asyncio.create_task(ask(client)) for _ in range(SAMPLES)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    os.kill(int(LOST), signal.SIGKILL)
+    return sum(len(found["token_ids"]) > 0 for found in await asyncio.gather(*tasks))
 
 
 async def refusal(client: Any, **asked: Any) -> str:
@@ -131,14 +151,23 @@ async def main(folder: str) -> None:
     checkpoints = CheckpointEngineManager(
         config=omega_conf_to_dataclass(rollout.checkpoint_engine), actor_wg=group, replicas=servers.get_replicas()
     )
-    metrics = [await checkpoints.update_weights(global_steps=step) for step in range(1, STEPS + 1)]
+    metrics, live, want, drawn = [], [], [], 0
+    for step in range(1, STEPS + 1):
+        metrics.append(await checkpoints.update_weights(global_steps=step))
+        want.append(await group.workers[0].root.remote(f"{folder}/step_{step}"))
+        live.append(await asyncio.to_thread(live_roots, Path(STAYS), step, want[-1]))
+        if step == 1:
+            drawn = await samples_of_a_swarm_that_loses_a_node(servers.get_client())
     plain = await ask(servers.get_client())
     partial = await ask(servers.get_client(client_cls=FullyAsyncLLMServerClient), max_tokens=5)
     report = {
         "replicas": len(servers.get_replicas()),
         "metrics": metrics,
+        "want": want,
+        "live": live,
+        "drawn": drawn,
         "gathered": [await worker.gathered.remote() for worker in group.workers],
-        "refused": await refusal(servers.get_client(), prompt_ids=PROMPT, sampling_params={"top_k": 5}),
+        "refused": await refusal(servers.get_client(), prompt_ids=PROMPT, sampling_params={"guided_grammar": "x"}),
         "image": await refusal(servers.get_client(), prompt_ids=PROMPT, sampling_params={}, image_data=["one"]),
         "plain": plain,
         "partial": partial,

@@ -47,6 +47,7 @@ from swarm.protocol.core.wire import (  # fmt: skip
     ManifestNews,
     Refused,
     Reports,
+    WantChunk,
     Work,
 )
 from swarm.protocol.membership.enrolment import Enrolment, observed_addresses, record_of
@@ -112,6 +113,14 @@ def test_leaving_frees_the_slot_on_disk_too() -> None:
     assert [(p.name, p.record) for p in only(effects, Persist)] == [("grant/0", b"")]
     assert notices_of(effects, "member_left") == [{"peer": key_of(0).public, "slot": 0}]
     assert not core.book.leases
+
+
+def test_a_member_whose_goodbye_another_member_brings_is_served_no_more() -> None:
+    core = members(an_authority(), 2)
+    core.apply(LocalChunk(header(1, 0)), 4.0)
+    effects = say(core, 1, Reports(0, (renewal(core, 0, 1, leaving=True),)), 5.0)
+    assert [(e.peer, e.why) for e in only(effects, Close)] == [(key_of(0).public, "left")]
+    assert say(core, 0, WantChunk(0, 1, 0, 0, b""), 5.1) == []
 
 
 @pytest.mark.parametrize("leaving", [True, False])

@@ -10,7 +10,7 @@ import trio
 from runtime_kit import AUTHORITY, Log, here_and_now, key, new_replica, step
 
 from codec import Chunk, ChunkKey, open_header, seal_chunk
-from swarm.protocol.core.events import Close, Effect, Event, PieceBad
+from swarm.protocol.core.events import Close, Effect, Event, PieceBad, VersionId
 from swarm.protocol.core.wire import NO_STRIPE, Frame, FrameKind, Message, pack_frame
 from swarm.runtime import Manifests, Runtime, RuntimeLimits
 from swarm.runtime.framing import ByteReader, Patience, read_message
@@ -76,13 +76,18 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, limits: RuntimeLimits | None = None, link: Link | None = None) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path, limits: RuntimeLimits | None = None, link: Link | None = None, restored: VersionId | None = None
+) -> AsyncIterator[Bench]:
+    """`restored`: the version that the start restored, of some bits."""
     network = MemoryNetwork(link)
     me, peer = MemoryTransport(network, ME), MemoryTransport(network, PEER)
     core, log = Scripted(), Log()
     limits = limits or RuntimeLimits()
     with Store(folder, AUTHORITY.public) as store:
         model = Model(store)
+        if restored is not None:
+            model.adopt(new_replica(), restored)
         manifests = Manifests(AUTHORITY.public)
         services = ReplicaServices.build(store, model, manifests, limits, here_and_now)
         runtime = Runtime(core, me, store, manifests, log, services=services, limits=limits, run_sync=here_and_now)

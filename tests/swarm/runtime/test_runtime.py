@@ -4,9 +4,10 @@ from pathlib import Path
 
 import trio
 from bench_kit import PEER, bench, chunks, header_frame
+from runtime_kit import AUTHORITY
 
-from codec import ChunkKey
-from swarm.protocol.core.events import Persist, Persisted, SendDone, SendPiece, SetTimer, Timer
+from codec import ChunkKey, open_header
+from swarm.protocol.core.events import Drop, Persist, Persisted, SendDone, SendPiece, SetTimer, Timer, VersionId
 
 
 async def test_timers_come_when_due_and_the_newest_of_a_name_counts(tmp_path: Path, autojump_clock: object) -> None:
@@ -43,3 +44,16 @@ async def test_a_queue_skips_pieces_of_dropped_chunks(tmp_path: Path, autojump_c
         b.runtime.perform([SendPiece(PEER.public, 0, key, 0)])
         await b.settle()
         assert b.core.of(SendDone) == [SendDone(PEER.public, 0, key, 0)]  # its place in the queue is free
+
+
+async def test_chunks_of_versions_that_a_start_restored_stay_on_disk(tmp_path: Path, autojump_clock: object) -> None:
+    """They lead from the checkpoint to the head; the store drops them when a newer checkpoint is there."""
+    made = chunks()[0]
+    header = open_header(made.header, AUTHORITY.public)
+    async with bench(tmp_path, restored=VersionId(0, 1)) as b:
+        b.store.chunks.put_header(header, made.header)
+        b.runtime.perform([Drop(VersionId(0, 1))])
+        assert b.store.chunks.chunk(header.key) is not None
+        b.runtime.perform([Drop(VersionId(0, 2))])
+        b.runtime.perform([Drop(VersionId(0, 1), attempt=0)])
+        assert b.store.chunks.chunk(header.key) is None

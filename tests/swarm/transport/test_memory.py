@@ -24,6 +24,10 @@ def pair(link: Link | None = None) -> tuple[MemoryStream, MemoryStream]:
     return network.stream_pair(near, far)
 
 
+def network_of(stream: MemoryStream) -> MemoryNetwork:
+    return stream._out._network
+
+
 async def test_is_a_stream() -> None:
     async def make() -> tuple[MemoryStream, MemoryStream]:
         return pair()
@@ -185,3 +189,44 @@ async def test_a_relay_leads_to_a_peer_with_a_reservation(
     network.kill(relay.key)
     with pytest.raises(Unreachable):
         await caller.connect(hidden.key, [through])
+
+
+async def test_a_closed_connection_delivers_what_was_sent_and_then_breaks(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    near, far = pair(Link(delay_s=1.0))
+    await near.send_all(b"goodbye")
+    network_of(near).close(A.public, B.public)
+    assert not network_of(near).joined(A.public, B.public)
+    with pytest.raises(trio.BrokenResourceError):
+        await near.send_all(b"too late")
+    await far.send_all(b"into the void")  # the far end does not know yet
+    assert await far.receive_some() == b"goodbye"
+    for _ in range(2):
+        with pytest.raises(trio.BrokenResourceError):
+            await far.receive_some()
+    with pytest.raises(trio.BrokenResourceError):
+        await far.send_all(b"more")
+    with pytest.raises(trio.BrokenResourceError):
+        await near.receive_some()
+
+
+async def test_a_close_is_no_loss_but_a_cut_after_it_is(autojump_clock: trio.testing.MockClock) -> None:
+    near, far = pair(Link(delay_s=1.0))
+    await near.send_all(b"goodbye")
+    network_of(near).close(A.public, B.public)
+    network_of(near).cut(A.public, B.public)
+    with pytest.raises(trio.BrokenResourceError):
+        await far.receive_some()
+
+
+async def test_a_writer_that_waits_for_room_learns_of_a_close(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    near, far = pair(Link(delay_s=1.0, buffer_bytes=100))
+    nursery.start_soon(far.send_all, bytes(1000))
+    await trio.sleep(0.1)
+    network_of(near).close(A.public, B.public)  # what it sends from now on is lost, so that it waits no more
+    await trio.sleep(2.0)
+    with pytest.raises(trio.BrokenResourceError):
+        await far.send_all(b"more")

@@ -1,19 +1,16 @@
-"""What SGLang's ranks get and compute, without SGLang: the tensor that is a call, cuts, scores, keys of prefixes."""
+"""What SGLang's ranks get and compute, without SGLang: the tensor that is a call, cuts, keys of prefixes."""
 
 import base64
 import pickle
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from node.engines.sglang.plugin.swarm_sglang import requests  # noqa: E402
 from node.engines.sglang.plugin.swarm_sglang.calls import TENSOR, Call, as_tensors, decoded  # noqa: E402
-from node.engines.sglang.plugin.swarm_sglang.cuts import cut  # noqa: E402
-from node.engines.sglang.plugin.swarm_sglang.rids import OURS, scoring, widest  # noqa: E402
-from node.engines.sglang.plugin.swarm_sglang.scores import score_rows  # noqa: E402
+from node.engines.sglang.plugin.swarm_sglang.cuts import inside, nucleus  # noqa: E402
 
 
 @pytest.mark.parametrize("path", ["/s", "/" + "long/" * 18 + "s", "/ünï"])
@@ -36,11 +33,11 @@ def test_the_pickle_names_nothing_but_a_constructor_of_torch():
 
 
 def test_cuts_leave_the_likeliest_tokens():
-    probs = torch.tensor([[0.1, 0.5, 0.25, 0.15], [0.25, 0.25, 0.25, 0.25]])
+    logprobs = torch.tensor([[0.1, 0.5, 0.25, 0.15], [0.25, 0.25, 0.25, 0.25]]).log()
     many, all_of_it = torch.tensor([4, 4]), torch.tensor([1.0, 1.0])
 
     def kept(top_ks=many, top_ps=all_of_it, min_ps=None) -> list[list[int]]:
-        return [row.nonzero()[:, 0].tolist() for row in cut(probs, top_ks, top_ps, min_ps)]
+        return [row.nonzero()[:, 0].tolist() for row in inside(logprobs, top_ks, top_ps, min_ps)]
 
     assert kept() == [[0, 1, 2, 3], [0, 1, 2, 3]]
     assert kept(top_ks=torch.tensor([1, 2])) == [[1], [0, 1]]
@@ -49,22 +46,12 @@ def test_cuts_leave_the_likeliest_tokens():
     assert kept(min_ps=torch.tensor([0.4, 1.0])) == [[1, 2], [0, 1, 2, 3]]
 
 
-def test_a_score_is_the_log_probability_after_temperature_and_nucleus():
-    logits = torch.log(torch.tensor([[0.1, 0.5, 0.25, 0.15]])).repeat(4, 1)
-    tokens = torch.arange(4)
-    plain = score_rows(logits, tokens, 1.0, 1.0, 1.0)
-    np.testing.assert_allclose(plain.exp(), [0.1, 0.5, 0.25, 0.15], rtol=1e-5)
-    hot = score_rows(logits, tokens, 2.0, 1.0, 1.0)
-    roots = np.sqrt([0.1, 0.5, 0.25, 0.15])
-    np.testing.assert_allclose(hot.exp(), roots / roots.sum(), rtol=1e-5)
-    inside = score_rows(logits, tokens, 1.0, 0.7, 0.8)  # the nucleus has 0.75; token 3 is just outside
-    np.testing.assert_allclose(inside.exp(), [0.0, 0.5 / 0.75, 0.25 / 0.75, 0.15 / 0.75], rtol=1e-5)
-
-
-def test_an_id_tells_what_is_scored():
-    assert widest(scoring(4, 0.95)) == 0.95
-    assert scoring(4, 0.95).startswith(OURS)
-    assert widest(f"{OURS}4-0") is None
+def test_a_nucleus_is_of_what_other_cuts_have_left():
+    logprobs = torch.tensor([[0.1, 0.5, 0.25, 0.15]]).log()
+    assert nucleus(logprobs, 1.0) is logprobs
+    assert (nucleus(logprobs, 0.7) > -torch.inf).tolist() == [[False, True, True, False]]
+    left = logprobs.masked_fill(torch.tensor([[True, False, False, True]]), -torch.inf)
+    assert (nucleus(left, 0.6) > -torch.inf).tolist() == [[False, True, False, False]]
 
 
 def test_every_request_is_keyed_by_the_version_and_those_that_wait_anew(monkeypatch: pytest.MonkeyPatch):

@@ -2,125 +2,32 @@
 
 import json
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from api_kit import WITHIN_S, Sglang, generating, line
 from tokenizers import Tokenizer, decoders, models
 
 from codec.errors import UsageError
 from node.engines.base import EngineError
 from node.engines.sglang.front import speak_for
 from node.engines.sglang.http import Api
-from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, Answer, decoded
+from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, Answer
 from node.engines.vllm.links import Listener, PluginFailed, PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
+    Check,
     Close,
     Commit,
     Connect,
     Did,
     Front,
-    Generate,
     Generated,
-    Judge,
     Open,
     Options,
-    Score,
-    Scored,
 )  # fmt: skip
-
-GOOD = {
-    "version": "0.5.23", "tp_size": 2, "pp_size": 1, "dp_size": 1, "custom_weight_loader": [LOADER],
-    "disable_overlap_schedule": True, "model_path": "/nowhere",
-}  # fmt: skip
-WITHIN_S = 20.0
-
-
-class Sglang:
-    """An API server that notes what it is asked. `outcome(call, rank)`: a rank's answer to a call."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Any]] = []
-        self.info: dict[str, Any] = dict(GOOD)
-        self.outcome: Callable[[Any, int], Answer] = lambda call, rank: Answer(call.number, rank)
-        self.lines: list[Any] = []
-        self.answers: dict[str, tuple[int, Any]] = {}
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                self.answer(200, outer.info)
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                outer.asked.append((self.path, body))
-                if self.path == "/update_weights_from_tensor":
-                    outer.ranks(body["serialized_named_tensors"])
-                if self.path in outer.answers:
-                    self.answer(*outer.answers[self.path])
-                elif body.get("stream"):
-                    lines = b"".join(b"data: " + json.dumps(line).encode() + b"\n\n" for line in outer.lines)
-                    self.answer(200, lines + b"data: [DONE]\n\n")
-                else:
-                    self.answer(200, {"success": True})
-
-            def answer(self, status: int, content: Any) -> None:
-                data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def ranks(self, payloads: list[str]) -> None:
-        """Answer as the loaders of all ranks do."""
-        import base64
-        import pickle
-
-        class Reader(pickle.Unpickler):
-            def find_class(self, module: str, name: str) -> Any:
-                return bytes
-
-        import io
-
-        for rank, payload in enumerate(payloads):
-            ((_, data),) = Reader(io.BytesIO(base64.b64decode(payload))).load()
-            call = decoded(data)
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-                sock.connect(call.answer)
-                sock.sendall(msgspec.msgpack.encode(self.outcome(call, rank)))
-
-    @property
-    def paths(self) -> list[str]:
-        return [path for path, _ in self.asked]
-
-
-@pytest.fixture
-def sglang() -> Iterator[Sglang]:
-    server = Sglang()
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
-
-
-@pytest.fixture
-def front(sglang: Sglang, tmp_path: Path) -> Iterator[PluginLink]:
-    listener = Listener(tmp_path / "s", lambda why: None, "SGLang")
-    speak_for(Api(sglang.url), listener.path, fill=True)
-    yield listener.next(WITHIN_S)
-    listener.close()
-
 
 UPDATE = ["/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"]
 
@@ -190,18 +97,6 @@ def test_closing_aborts_what_runs(sglang: Sglang, front: PluginLink):
         ("/pause_generation", {"mode": "in_place"}),
         ("/abort_request", {"rid": "", "abort_all": True}),
     ]
-
-
-def line(index: int, ids: list[int], finish: str | None, spans: list[tuple[str, int, int]]) -> dict[str, Any]:
-    reason = None if finish is None else {"type": finish}
-    versions = [{"version": version, "start": start, "end": end} for version, start, end in spans]
-    drawn = [[-0.5, token, None] for token in ids]
-    meta = {"output_token_logprobs": drawn, "finish_reason": reason, "weight_versions": versions}
-    return {"index": index, "output_ids": ids, "meta_info": meta}
-
-
-def generating(n: int) -> Generate:
-    return Generate(n, 1, ((5, 6), (7,)), (3, 4), 8, 0.7, 0.9, (2,))
 
 
 def test_completions_come_back_with_the_versions_of_their_tokens(sglang: Sglang, front: PluginLink):
@@ -317,6 +212,7 @@ def test_it_says_how_much_it_runs_at_a_time(sglang: Sglang, tmp_path: Path, stat
         ([line(5, [9], "length", [("0.1", 0, 1)])], "not given"),
         ([{"error": {"message": "too long"}}], "too long"),
         (["text"], "ended a request"),
+        ([line(0, [], "abort", [("0.1", 0, 1)])], "it was aborted"),
         ([{"index": 0}], "not a completion"),
     ],
 )
@@ -326,27 +222,23 @@ def test_what_is_no_completion_is_an_error(sglang: Sglang, front: PluginLink, li
         front.get(generating, Generated, WITHIN_S)
 
 
-def scoring(n: int) -> Score:
-    return Score(n, (5, 6), (7, 8), 0.7, 0.9, 0.95)
-
-
-def test_scores_come_back_with_the_version_that_read_them(sglang: Sglang, front: PluginLink):
-    meta = {
-        "input_token_logprobs": [[None, 6, None], [-1.0, 7, None], [-2.0, 8, None]],
-        "weight_versions": [{"version": "0.3", "start": 0, "end": 1}],
-    }
-    sglang.answers["/generate"] = (200, {"meta_info": meta})
-    assert front.get(scoring, Scored, WITHIN_S) == Scored(1, (-1.0, -2.0), "0.3")
-    ((_, body),) = sglang.asked
-    assert (body["input_ids"], body["logprob_start_len"]) == ([5, 6, 7, 8], 1)
-    meta["input_token_logprobs"][1] = [-1.0, 3, None]
-    with pytest.raises(PluginFailed, match="other tokens"):
-        front.get(scoring, Scored, WITHIN_S)
-
-
 def test_what_it_cannot_do_is_a_sentence(front: PluginLink):
-    with pytest.raises(PluginFailed, match="SGLang cannot do that: Judge"):
-        front.get(lambda n: Judge(n, (1,), (2,), 1.0, 1.0, 1.0, 1.0, (), None, None, False), Did, WITHIN_S)
+    with pytest.raises(PluginFailed, match="SGLang cannot do that: Check"):
+        front.get(lambda n: Check(n, ()), Did, WITHIN_S)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_sglang_that_is_refused_serves_on_unless_its_weights_were_written(
+    sglang: Sglang, front: PluginLink, written: bool
+):
+    sglang.outcome = lambda call, rank: Answer(call.number, rank, "another model" if rank else "", touched=written)
+    with pytest.raises(PluginFailed, match="another model"):
+        front.get(lambda n: Connect(n, "/driver"), Did, WITHIN_S)
+    assert ("/continue_generation" in sglang.paths) == (not written)
+    sglang.asked.clear()
+    with pytest.raises(PluginFailed, match="Check"):  # a tensor is repacked
+        front.get(lambda n: Check(n, ("a",)), Did, WITHIN_S)
+    assert sglang.paths == ([] if written else ["/continue_generation"])
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,11 @@ from codec import write_checkpoint
 from node.engines.base import STREAMS, DrawnTokens, EngineError, Prompt, SamplingParams
 from node.engines.interface import Engine, WeightPatch
 from node.engines.sglang.engine import SglangEngine
+from node.engines.sglang.front import speak_for
+from node.engines.sglang.http import Api
 from node.engines.vllm.links import Listener
 from scenarios.engines.engine_models import step_of
+from scenarios.engines.sglang_updates import PROMPTS, TOKENS, compare, follow
 
 pytestmark = pytest.mark.sglang
 
@@ -66,14 +69,41 @@ def reference(folder: Path, text: list[int]) -> list[float]:
 
 def test_after_some_versions_it_computes_what_the_new_checkpoint_says(one, tmp_path: Path):
     before = one.greedy([PROMPT], 8)
-    for seed in range(3):
-        assert one.update(step_of(one.replica, 50 + seed, 0.3)) > 0
-        assert (one.engine.live_hashes() == one.replica.hashes).all()
+    found = follow(one, 3, 0.3)
+    assert found["bits_equal"] == 3
+    assert 0 < found["pause_ms"] <= found["longest_pause_ms"]
     ((tokens, logprobs),) = after = one.greedy([PROMPT], 8)
     assert before != after
     write_checkpoint(tmp_path / "now", one.replica.layout, one.replica.bits, one.checkpoint.files)
     expected = reference(tmp_path / "now", [*PROMPT, *tokens])[len(PROMPT) - 1 :]
     np.testing.assert_allclose(logprobs, expected, atol=0.15)
+
+
+@pytest.mark.long
+def test_after_twenty_updates_it_equals_an_sglang_that_loads_the_checkpoint_itself(one, python: Path, tmp_path: Path):
+    """Live bits after each update; greedy tokens and log-probabilities to the bit at the end."""
+    before = one.greedy(PROMPTS, TOKENS)
+    assert follow(one, 20, 0.01)["bits_equal"] == 20
+    assert compare(one, tmp_path, python, threads=1) == {"tokens_equal": len(PROMPTS), "logprobs_equal": len(PROMPTS)}
+    assert before != one.greedy(PROMPTS, TOKENS)
+
+
+def test_a_second_driver_follows_it_from_the_version_that_the_first_one_left(one, tmp_path: Path):
+    """As another node that attaches to an SGLang of the user's own: the bits of its folder are long gone."""
+    one.update(step_of(one.replica, 140, 0.1))
+    listener = Listener(tmp_path / "s", lambda why: None, "SGLang")
+    second, shared = SglangEngine(listener), one.engine._attached().shared
+    speak_for(Api(one.url), listener.path, fill=False)
+    try:
+        second.attach_replica(shared)
+        assert second.reload_replica((0, one.version), one.replica.root) == one.replica.root
+        assert second.classes.loaded == {}
+        assert (second.live_hashes() == one.replica.hashes).all()
+    finally:
+        second.close()
+        one.engine.attach_replica(shared)
+    assert one.reload() == one.replica.root
+    assert one.update(step_of(one.replica, 141, 0.1)) > 0
 
 
 def test_a_commit_falls_between_two_tokens_and_each_has_its_version(one):

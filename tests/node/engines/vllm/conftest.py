@@ -61,15 +61,24 @@ def fresh(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
     from node.engines.vllm.server import environment
     from scenarios.engines import engine_fresh
 
-    def ask(folders: list[Path], prompts: list[list[int]], tokens: int, ranks: int = 1, **more: str) -> list[Answers]:
+    def ask(
+        folders: list[Path],
+        prompts: list[list[int]],
+        tokens: int,
+        ranks: int = 1,
+        scored: int | None = None,
+        images: list[list[str]] | None = None,
+        **more: Any,
+    ) -> list[Any]:
         file = tmp_path_factory.mktemp("fresh") / "questions.json"
         questions = {"prompts": prompts, "tokens": tokens, "folders": [str(f) for f in folders], "more": more}
+        questions["prompt_logprobs"], questions["images"] = scored, images
         file.write_text(json.dumps(questions))
         env = environment({"PATH": "/usr/bin:/bin"}, ranks, True, ranks) | PROBE_ENV
         command = [python, engine_fresh.__file__, str(file), str(ranks)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
         lines = [line for line in done.stdout.splitlines() if line.startswith("FRESH ")]
         assert len(lines) == len(folders), done.stderr[-3000:]
-        return [[(ids, logprobs) for ids, logprobs in json.loads(line[6:])] for line in lines]
+        return [[tuple(answer) for answer in json.loads(line[6:])] for line in lines]
 
     return ask

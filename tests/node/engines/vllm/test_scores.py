@@ -99,6 +99,7 @@ def test_the_newer_runner(scores, text):
             num_computed_prefill_tokens_np=np.array([0, first]),
             query_start_loc_np=np.array([0, 5, 5 + count]),
             num_scheduled_tokens=np.array([5, count]),
+            prefill_len_np=np.array([LENGTH, LENGTH]),
         )
         states = torch.cat([torch.zeros(5, VOCABULARY), text.logits[first : first + count]])
         found = scores._compute(worker, same, states, batch, all_ids, None, np.full(9, LENGTH))
@@ -137,6 +138,52 @@ def test_the_older_runner(scores, text, broken: bool):
         torch.testing.assert_close(found["ours"].logprobs[:, 0], text.wanted)
 
 
+def test_a_prompt_is_scored_for_a_client_as_vllm_does_it(scores, text):
+    """At temperature 1 over the whole vocabulary, with ranks and the likeliest tokens, by both runners."""
+    wanted = text.logits[:-1].log_softmax(-1)
+    own = wanted.gather(-1, text.ids[1:, None])
+    extra = scores.of_prompt(3)
+    assert scores.of_prompt(None) == {}
+    by = scores._asked(Space(extra_args=extra))
+    assert (by.temperature, by.top_p, by.top) == (1.0, 1.0, 3)
+    request = Space(
+        sampling_params=Space(extra_args=extra),
+        prompt_token_ids=text.ids.tolist(),
+        in_progress_prompt_logprobs_cpu=None,
+        num_computed_tokens=0,
+    )
+    runner = Space(
+        num_prompt_logprobs={"ours": 3},
+        requests={"ours": request},
+        query_start_loc=Space(np=np.array([0, 99])),
+        input_batch=Space(req_id_to_index={"ours": 0}),
+        model=Space(compute_logits=same),
+    )
+    worker = Space(uses_prompt_logprobs=np.zeros(9, bool), _swarm_add=lambda *_: None, _swarm_compute=lambda *_: {})
+    scores._add_request(worker, "ours", 0, Space(extra_args=extra))
+    all_ids = text.ids[None].to(torch.int32)
+    lengths = np.array([LENGTH])
+    older: dict = {}
+    newer: dict = {}
+    for first, count in PIECES:
+        states, request.num_computed_tokens = text.logits[first : first + count], first
+        older |= scores._prompt_logprobs(runner, states, {"ours": count})
+        batch = Space(
+            req_ids=["ours"], idx_mapping_np=np.array([0]), num_computed_prefill_tokens_np=np.array([first]),
+            query_start_loc_np=np.array([0, count]), num_scheduled_tokens=np.array([count]),
+            prefill_len_np=np.array([LENGTH]),
+        )  # fmt: skip
+        newer |= scores._compute(worker, same, states, batch, all_ids, None, lengths)
+    for found in (older["ours"], newer["ours"]):
+        torch.testing.assert_close(found.logprobs[:, :1], own)
+        torch.testing.assert_close(found.logprobs[:, 1:], wanted.topk(3).values)
+        assert found.ids.tolist() == torch.cat([text.ids[1:, None], wanted.topk(3).indices], -1).tolist()
+        assert found.ranks.tolist() == (wanted >= own).sum(-1).tolist()
+    scores._add_request(worker, "ours", 0, Space(extra_args=extra))  # it was preempted after its first tokens
+    batch.prefill_len_np = np.array([LENGTH + 4])
+    assert scores._compute(worker, same, states, batch, all_ids, None, lengths) == {}, "its client has the scores"
+
+
 def test_scores_that_vllm_computed_itself_are_refused(scores):
     def at(rank: int) -> dict:
         return {7: Space(logprob=-1.5, rank=rank)}
@@ -156,7 +203,9 @@ def test_ranks_tell_margins(scores):
     by = scores._By(1.0, 1.0, 1.0, noise=(1, 2))
     ids = torch.tensor([5, 6, 7, 8])
     told = torch.tensor([0.0, 0.123456789, MOST_MARGIN])
-    packed = scores._as_prompt_logprobs(ids, torch.stack([torch.full((3,), -1.0), told]), by)
+    packed = scores._as_prompt_logprobs(
+        ids, scores._Found(torch.stack([torch.full((3,), -1.0), told]), *2 * [torch.empty(3, 0)]), by
+    )
     prompt = [
         None,
         *({int(i): Space(logprob=-1.0, rank=int(rank))} for i, rank in zip(ids[1:], packed.ranks, strict=True)),

@@ -52,7 +52,11 @@ def test_engines_on_cpus_are_bound_to_cores_of_their_own(tmp_path: Path):
     assert environment(ours, 2, True, None, share_of("", "5"))["VLLM_CPU_OMP_THREADS_BIND"] == "5|5"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in environment(ours, 1, True)
     assert environment(ours, 1, True, 3, share_of("", "4"))["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert sglang_environment(ours, 2, True, None, share_of("", "4,5,6,7"))["OMP_NUM_THREADS"] == "2"
+    sglang = sglang_environment(ours, 2, True, None, share_of("", "4,5,6,7"))
+    assert (sglang["OMP_NUM_THREADS"], sglang["SGLANG_CPU_OMP_THREADS_BIND"]) == ("2", "4,5|6,7")
+    shared = sglang_environment(ours, 2, True, 2, share_of("", "5"))
+    assert (shared["OMP_NUM_THREADS"], shared["SGLANG_CPU_OMP_THREADS_BIND"]) == ("1", "5|5")
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in sglang_environment(ours, 1, True)
     gpus = share_of("GPU-0,3", "")
     assert sglang_environment(ours, 2, False, None, gpus)["CUDA_VISIBLE_DEVICES"] == "GPU-0,3"
 

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from ledger_kit import ALICE, BOB, CAROL, DAVE, KEY_OF, PROMPT, SAMPLING, ask, draw, group_id, ledger_at
 
 from node.engines.base import OPTIONS, RewardAsked, SamplingParams
-from node.ledger.messages import Reason, RewardAnswer, RewardClaim, Rollout, open_rollout, seal_rollout, work_hash
+from node.ledger.messages import Reason, RewardAnswer, RewardClaim, open_rollout, seal_rollout, work_hash
 from node.ledger.rules import Ledger
 from node.ledger.state import LiveLease
 from node.ledger.terms import PLAIN, Terms
@@ -153,7 +154,7 @@ def test_the_signature_covers_the_reward_and_older_rollouts_are_encoded_as_befor
     scene = Scene(ALL)
     lease = scene.lease(ALICE)
     plain = draw(lease, 0)
-    paid = Rollout(*[getattr(plain, name) for name in plain.__struct_fields__[:-1]], RewardClaim(0.25))
+    paid = msgspec.structs.replace(plain, reward=RewardClaim(0.25))
     key = KEY_OF[ALICE]
     assert open_rollout(ALICE, seal_rollout(key, paid)) == paid
     assert open_rollout(ALICE, seal_rollout(key, plain)) == plain

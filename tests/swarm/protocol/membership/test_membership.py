@@ -1,6 +1,8 @@
 """A member's part of membership: which peers it trusts, its parents, and its reports."""
 
+import random
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from member_kit import CHAIN, a_member, dialed, parents, reports_in, tick
@@ -25,6 +27,8 @@ from protocol_kit import (
 from swarm.protocol.core.documents import open_heartbeat, open_report
 from swarm.protocol.core.events import Close, Effect, LocalLeave, Notify, PeerDown, PeerUp, PieceStored, Send
 from swarm.protocol.core.notices import JoinRefused
+from swarm.protocol.core.outbox import Outbox
+from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import (  # fmt: skip
     Attach,
     Bye,
@@ -51,6 +55,7 @@ from swarm.protocol.core.wire import (  # fmt: skip
 from swarm.protocol.member import Peer
 from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.membership import DOUBT_S
+from swarm.protocol.membership.session import Sessions
 from swarm.protocol.transfer.sources import block_sources
 
 # ---------------------------------------------------------------- joining
@@ -89,9 +94,18 @@ def test_a_refusal_by_a_member_is_ignored() -> None:
 
 def test_a_lease_that_the_authority_does_not_know_is_asked_for_anew() -> None:
     peer = a_member()
-    say(peer, SWARM, Refused("unknown", "join again"), 1.0)
+    effects = say(peer, SWARM, Refused("unknown", "join again"), 1.0)
     assert peer.state.grant is None
-    assert len(sends(tick(peer, 1.1), Join, to=SWARM)) == 1
+    assert len(sends(effects, Join, to=SWARM)) == 1
+    assert sends(tick(peer, 1.1), Join, to=SWARM) == []
+
+
+def test_an_authority_that_hung_up_with_its_refusal_is_dialed_and_asked_at_once() -> None:
+    """It closes the session in which a report came that renews nothing."""
+    peer = a_member()
+    say(peer, SWARM, Refused("unknown", "join again"), 1.0)
+    assert SWARM in dialed(peer.apply(PeerDown(SWARM), 1.1) + tick(peer, 1.2))
+    assert len(sends(peer.apply(PeerUp(SWARM, True), 1.3), Join, to=SWARM)) == 1
 
 
 @pytest.mark.parametrize(
@@ -145,6 +159,16 @@ def test_messages_before_hello_are_refused() -> None:
         effects = say(peer, 1, message)
         assert [(type(e), e.peer) for e in effects] == [(Close, key_of(1).public)], message
         assert peer.state.exchange.children == {}
+
+
+def test_a_neighbour_that_greets_before_we_have_a_grant_gets_nothing_before_our_own_hello() -> None:
+    """A restarted node is dialed by its old neighbours before the authority has admitted it again. They would ban it
+    for ten minutes for any message that comes before its hello."""
+    peer, other = new_peer(0), key_of(1).public
+    assert not [effect for effect in only(meet(peer, 1), Send) if effect.peer == other]
+    sent = [effect.message for effect in only(admit(peer, CHAIN), Send) if effect.peer == other]
+    assert isinstance(sent[0], Hello)
+    assert Ping(0) in sent
 
 
 @pytest.mark.parametrize(
@@ -404,6 +428,67 @@ def test_a_failed_dial_is_tried_again_later_with_growing_pauses() -> None:
     assert len(tries) >= 5
     assert max(pauses) <= 16 * TUNING.dial_retry_s * 1.25 + 0.2
     assert pauses[-1] > 3 * pauses[0]
+
+
+@pytest.mark.parametrize(("members", "longest_s"), [(6, 0.5), (12, 0.6), (200, 10.0), (10_000, 32.0)])
+def test_the_authority_is_dialed_again_sooner_in_a_small_swarm(members: int, longest_s: float) -> None:
+    """All members together dial it `returns_s` times a second, but each waits no longer than for another peer."""
+    tuning = Tuning.wan()
+    sessions, now, pauses = Sessions(tuning, random.Random(1), Outbox()), 0.0, []
+    sessions.limit_back_off(SWARM, members / tuning.returns_s)
+    for _ in range(50):
+        sessions.reach(SWARM, ("/sim/0",), now)
+        sessions.down(SWARM, True, now)
+        pauses.append(sessions._attempts[SWARM].next_at - now)
+        now += pauses[-1]
+    assert min(pauses) >= 0.75 * min(longest_s, tuning.dial_retry_s)
+    assert 0.9 * longest_s <= fmean(pauses[10:]) <= 1.1 * longest_s
+    assert max(pauses) <= 1.25 * longest_s
+
+
+def test_a_member_knows_from_its_roster_how_often_to_dial_the_authority() -> None:
+    peer, now, pauses = a_member(), 0.0, []
+    peer.apply(PeerDown(SWARM), now)
+    for _ in range(10):
+        peer.state.sessions.reach(SWARM, ("/sim/0",), now)
+        peer.apply(PeerDown(SWARM, dial_failed=True), now)
+        pauses.append(peer.state.sessions._attempts[SWARM].next_at - now)
+        now += pauses[-1]
+    assert max(pauses) <= 1.25 * TUNING.dial_retry_s
+
+
+def test_a_heartbeat_after_a_silence_ends_the_back_off() -> None:
+    """A member that was cut off hears a heartbeat again: it waits for no failed dial any longer."""
+    peer, now = a_member(), 0.0
+    effects = peer.apply(PeerDown(SWARM), now) + peer.apply(PeerDown(key_of(1).public, dial_failed=True), now)
+    while now < 200.0:  # every dial fails
+        effects += tick(peer, now)
+        while gone := dialed(effects):
+            effects = [effect for each in gone for effect in peer.apply(PeerDown(each, dial_failed=True), now)]
+        now += 0.25
+    meet(peer, 2, now=now)
+    assert key_of(1).public not in dialed(tick(peer, now + 0.1))
+    effects = say(peer, 2, HeartbeatNews(heartbeat(5)), now + 0.2) + tick(peer, now + 0.3)
+    assert key_of(1).public in dialed(effects), "its planned parent"
+
+
+def test_those_who_were_cut_off_return_to_the_authority_by_turns() -> None:
+    first: list[float] = []
+    for seed in range(20):
+        sessions = Sessions(TUNING, random.Random(seed), Outbox())
+        for _ in range(6):
+            sessions.reach(SWARM, ("/sim/0",), 0.0)
+            sessions.down(SWARM, True, 99.0)
+        sessions.retry(100.0, {SWARM: 3.0})
+        assert not sessions.failing(SWARM, 100.0)
+        first.append(next(tenth for tenth in range(200) if _dials(sessions, 100.0 + tenth / 10)) / 10)
+    assert max(first) <= 3.1
+    assert max(first) - min(first) > 2.0
+
+
+def _dials(sessions: Sessions, now: float) -> bool:
+    sessions.reach(SWARM, ("/sim/0",), now)
+    return sessions._attempts[SWARM].dialing
 
 
 def test_a_session_that_never_becomes_ready_counts_as_a_failed_dial() -> None:

@@ -174,7 +174,7 @@ def test_a_member_whose_session_was_surplus_returns_later_for_work() -> None:
     peer.apply(PeerDown(SWARM), 1.1)
     came = None
     for tenth in range(11, 200):
-        say(peer, 1, HeartbeatNews(heartbeat(tenth)), tenth / 10)
+        say(peer, 1, HeartbeatNews(heartbeat(tenth, time=1000 + tenth / 10)), tenth / 10)
         if SWARM in dialed(tick(peer, tenth / 10)):
             came = tenth / 10
             break

@@ -39,7 +39,7 @@ from swarm.protocol.core.events import (  # fmt: skip
 from swarm.protocol.core.notices import CatchupFailed
 from swarm.protocol.core.wire import Blob, Lacks, ManifestNews, WantBlob, WantBlock, WantManifest
 from swarm.protocol.member import Peer
-from swarm.protocol.transfer.catchup import Phase
+from swarm.protocol.transfer.catchup import OVERTAKE_TIMES, SLOW_S, Phase
 
 HEAD = version(5)
 BLOCKS = 8
@@ -179,6 +179,31 @@ def test_a_giver_gets_few_requests_at_once() -> None:
     assert len(requests_in(to_blocks(many, differs=100))) == TUNING.requests_in_flight
 
 
+def test_a_hash_list_that_does_not_come_soon_is_requested_from_a_second_member() -> None:
+    """Much else may be queued for us at the first. One of the two answers is enough."""
+    peer, _ = a_newcomer(1, 2, 3)
+    open_model(peer, now=10.0)
+    ((number, request),) = peer.catchup._requests.items()
+    asked_at = request.deadline - TUNING.request_deadline_s
+    assert requests_in(peer.apply(Timer("tick"), asked_at + TUNING.pull_after_s)) == []
+    ((second, want),) = requests_in(peer.apply(Timer("tick"), asked_at + TUNING.pull_after_s + 0.1))
+    assert want.name == root_of(HEAD)
+    assert second not in (request.peer, SWARM)
+    assert requests_in(peer.apply(Timer("tick"), asked_at + 3 * TUNING.pull_after_s)) == []
+    effects = peer.apply(PartsDone(second, want.request, HEAD, (0, 1)), asked_at + 4)
+    assert {each.block for _, each in requests_in(effects)} == {0, 1}
+    assert number not in peer.catchup._requests
+    assert requests_in(peer.apply(PartsDone(request.peer, number, HEAD, (0, 1)), asked_at + 5)) == []
+
+
+def test_the_authority_is_not_the_second_that_is_asked_for_a_hash_list() -> None:
+    peer, _ = a_newcomer(1)
+    open_model(peer, now=10.0)
+    (request,) = peer.catchup._requests.values()
+    later = request.deadline - TUNING.request_deadline_s + 2 * TUNING.pull_after_s
+    assert requests_in(peer.apply(Timer("tick"), later)) == []
+
+
 def test_a_giver_that_lacks_it_is_not_asked_again_before_the_others() -> None:
     peer, _ = a_newcomer(1, 2)
     ((number, request),) = peer.catchup._requests.items()
@@ -232,6 +257,49 @@ def test_givers_that_are_slow_on_purpose_hold_half_of_the_window_at_most() -> No
     assert most_slow <= TUNING.requests_in_flight // 2
     assert peer.catchup.phase is Phase.REPLAY
     assert now - 13.0 < 3 * 15, "without this bound it took some hundred seconds"
+
+
+def waiting_for_a_slow_giver() -> tuple[Peer, bytes, bytes, list[WantBlock]]:
+    """All blocks are requested at 13 s. One giver has sent its own by 13.5 s, the other one none: (the member, the
+    quick giver, the slow one, what the slow one was asked for)."""
+    peer, _ = a_newcomer(1, 2)
+    wants = requests_in(to_blocks(peer))
+    quick, slow = key_of(1).public, key_of(2).public
+    bring(peer, [each for each in wants if each[0] == quick], now=13.5)
+    return peer, quick, slow, [want for giver, want in wants if giver == slow]
+
+
+def test_an_idle_giver_sends_a_block_that_a_slow_one_holds_up() -> None:
+    peer, quick, slow, held_up = waiting_for_a_slow_giver()
+    assert requests_in(peer.apply(Timer("tick"), 13.0 + SLOW_S)) == []
+    ((giver, again),) = requests_in(peer.apply(Timer("tick"), 13.1 + SLOW_S))
+    assert (giver, again.block) == (quick, held_up[0].block)
+    assert requests_in(peer.apply(Timer("tick"), 13.2 + SLOW_S)) == [], "it is not idle any more"
+    bring(peer, [(slow, held_up[0])], now=14.3)
+    assert peer.catchup.fraction == 0.5, "the runtime drops an answer to the older request"
+    ((giver, more),) = requests_in(bring(peer, [(quick, again)], now=14.4))
+    assert (giver, more.block) == (quick, held_up[1].block)
+
+
+def test_no_block_is_requested_from_a_third_giver_before_the_deadline() -> None:
+    peer, quick, slow, held_up = waiting_for_a_slow_giver()
+    asked, more, now = list[tuple[bytes, WantBlob | WantBlock]](), list[tuple[bytes, WantBlob | WantBlock]](), 13.0
+    while (now := now + 0.1) < 13.0 + TUNING.request_deadline_s - 0.2:
+        wants = more + requests_in(peer.apply(Timer("tick"), now))
+        asked += wants
+        more = requests_in(bring(peer, wants, now=now)) if len(asked) < len(held_up) else []
+    assert [want.block for _, want in asked] == [want.block for want in held_up]
+    assert {giver for giver, _ in asked} == {quick}
+    assert slow not in {request.peer for request in peer.catchup._requests.values()}
+
+
+def test_a_giver_that_is_not_much_slower_is_waited_for() -> None:
+    peer, _ = a_newcomer(1, 2)
+    wants = requests_in(to_blocks(peer))
+    bring(peer, [each for each in wants if each[0] == key_of(1).public], now=23.0)
+    late_s = 10.0 * OVERTAKE_TIMES
+    assert late_s > TUNING.request_deadline_s
+    assert requests_in(peer.apply(Timer("tick"), 12.9 + TUNING.request_deadline_s)) == []
 
 
 def test_the_requests_of_a_lost_giver_go_to_others() -> None:
@@ -365,6 +433,43 @@ def test_a_target_without_available_hashes_is_replaced_by_the_newest() -> None:
         if peer.state.floor == version(30):
             break
     assert peer.state.floor == version(30)
+
+
+def waiting_for_version_6() -> Peer:
+    """All blocks have come, one with the label of version 6, of which no chunk has come: the replay waits for these."""
+    peer, _ = a_newcomer(1)
+    wants = requests_in(to_blocks(peer, differs=2))
+    say(peer, 1, ManifestNews(manifest(6, 1)), 13.0)
+    assert run_jobs(bring(peer, wants[:1]) + bring(peer, wants[1:], version(6))) == []
+    assert peer.catchup.phase is Phase.REPLAY
+    return peer
+
+
+def test_a_replay_of_chunks_that_nobody_keeps_any_more_is_replaced_by_a_newer_target() -> None:
+    """A catch-up that lasted longer than peers keep chunks waited for them for ever."""
+    peer = waiting_for_version_6()
+    newest = HEAD.version + TUNING.retain_versions + 1
+    say(peer, 1, ManifestNews(manifest(newest, 1)), 14.0)
+    peer.apply(Timer("tick"), 14.1)
+    assert peer.state.floor == version(newest)
+    assert peer.catchup.phase is Phase.HASHES
+
+
+def test_a_replay_waits_for_chunks_that_others_still_keep() -> None:
+    peer = waiting_for_version_6()
+    say(peer, 1, ManifestNews(manifest(HEAD.version + TUNING.retain_versions, 1)), 14.0)
+    peer.apply(Timer("tick"), 14.1)
+    assert (peer.state.floor, peer.catchup.phase) == (HEAD, Phase.REPLAY)
+
+
+def test_a_replay_whose_chunks_are_here_goes_on_when_nobody_else_keeps_them() -> None:
+    peer = waiting_for_version_6()
+    version_6(peer)
+    for index in range(4):
+        peer.apply(PieceStored(key_of(1).public, 0, header(6, 0).key, index), 13.4)
+    say(peer, 1, ManifestNews(manifest(HEAD.version + TUNING.retain_versions + 1, 1)), 14.0)
+    peer.apply(Timer("tick"), 14.1)
+    assert (peer.state.floor, peer.catchup.phase) == (HEAD, Phase.REPLAY)
 
 
 def test_a_member_that_catches_up_gives_no_blocks() -> None:

@@ -40,10 +40,10 @@ def test_the_first_copy_is_free_and_the_second_is_charged() -> None:
     egress.add_chunk(key(1, 0), 600)
     assert egress.pay_for_part(key(1, 0), -1, 100, ANNA)
     assert egress.pay_for_part(key(1, 0), 0, 500, ANNA)
-    assert egress.pay_for_part(key(1, 0), -1, 100, ANNA)
-    assert not egress.pay_for_part(key(1, 0), 0, 500, ANNA)  # of the 500 left, 300 are reserved for rescues
+    assert egress.pay_for_part(key(1, 0), -1, 100, BEN)
+    assert not egress.pay_for_part(key(1, 0), 0, 500, BEN)  # of the 500 left, 300 are reserved for rescues
     egress.add_chunk(key(1, 1), 600)
-    assert egress.pay_for_part(key(1, 0), 0, 500, ANNA)
+    assert egress.pay_for_part(key(1, 0), 0, 500, BEN)
     status = egress.status()
     assert (status.sent_bytes, status.budget_bytes, status.refused) == (1200, 2400, 1)
 
@@ -52,7 +52,7 @@ def test_a_part_that_was_not_sent_is_refunded() -> None:
     egress = Egress(1.0, MODEL)
     egress.add_chunk(key(1, 0), 600)
     assert egress.pay_for_part(key(1, 0), 0, 600, ANNA)
-    assert not egress.pay_for_part(key(1, 0), 0, 600, ANNA)
+    assert not egress.pay_for_part(key(1, 0), 0, 600, BEN)
     egress.refund_part(key(1, 0), 0, 600, ANNA)
     assert egress.pay_for_part(key(1, 0), 0, 600, ANNA)
     egress.refund_part(key(7, 7), 0, 600, ANNA)  # too long ago to be remembered
@@ -77,8 +77,51 @@ def test_a_part_whose_only_holder_left_may_be_sent_again() -> None:
     assert egress.status().sent_bytes == 600 + 200
 
 
+def test_a_holder_that_asks_for_a_part_again_has_lost_it_once_in_a_session() -> None:
+    egress = Egress(2.0)
+    egress.add_chunk(key(1, 0), 600)
+    assert egress.pay_for_part(key(1, 0), 0, 600, ANNA)
+    assert not egress.pay_for_part(key(1, 0), 0, 600, BEN), "ANNA has it"
+    assert egress.pay_for_part(key(1, 0), 0, 600, ANNA), "as after a power failure"
+    assert egress.status().rescued_bytes == 600
+    egress.add_chunk(key(2, 0), 600)
+    assert not egress.pay_for_part(key(1, 0), 0, 600, ANNA), "it is believed once"
+    egress.peer_left(ANNA)
+    egress.peer_connected(ANNA)
+    assert egress.pay_for_part(key(1, 0), 0, 600, ANNA), "what was on its way was lost with the session"
+
+
+def test_holders_that_got_a_part_before_the_start_count_as_gone_until_it_is_sent_again() -> None:
+    egress = Egress(2.0)
+    for seq in range(2):
+        egress.add_chunk(key(9, seq), 600)
+    assert egress.pay_for_part(key(8, 0), -1, 100, BEN)
+    assert egress.pay_for_part(key(8, 0), 0, 900, BEN), "more than what is not reserved"
+    assert egress.status().rescued_bytes == 1000
+    assert not egress.pay_for_part(key(8, 0), 0, 900, CARL), "BEN has it"
+    egress.add_chunk(key(10, 0), 600)
+    egress.add_chunk(key(10, 1), 600)
+    assert egress.pay_for_part(key(8, 0), 0, 900, CARL), "the copies of old attempts are forgotten"
+
+
+def test_the_models_account_pays_for_a_lost_part_when_the_versions_is_used_up() -> None:
+    egress = Egress(1.0, MODEL)
+    egress.add_chunk(key(1, 0), 600)
+    assert egress.pay_for_part(key(1, 0), 0, 600, ANNA)
+    assert not egress.pay_for_part(key(1, 0), 0, 600, BEN)
+    egress.peer_left(ANNA)
+    assert egress.pay_for_part(key(1, 0), 0, 600, BEN)
+    status = egress.status()
+    assert (status.sent_bytes, status.model_sent_bytes, status.model_left_bytes) == (600, 600, MODEL - 600)
+    egress.refund_part(key(1, 0), 0, 600, BEN)
+    assert (egress.status().model_sent_bytes, egress.status().model_left_bytes) == (0, MODEL)
+    assert egress.pay_for_model(MODEL)
+    assert not egress.pay_for_part(key(1, 0), 0, 600, BEN)
+    assert egress.status().refused == 2
+
+
 def test_rescues_stay_within_the_cap() -> None:
-    egress = Egress(1.1, MODEL)
+    egress = Egress(1.1)
     for seq in range(20):
         egress.add_chunk(key(1, seq), 600)
         assert egress.pay_for_part(key(1, seq), 0, 600, ANNA)
@@ -149,8 +192,10 @@ class AnyOrder(RuleBasedStateMachine):
         if self.queued:
             chunk, index, size, peer = self.queued.pop(which % len(self.queued))
             before = sum(account.sent for account in self.egress._accounts.values())
+            model = self.egress.status().model_sent_bytes
             self.egress.refund_part(chunk, index, size, peer)
             self.sent -= before - sum(account.sent for account in self.egress._accounts.values())
+            self.blocks -= model - self.egress.status().model_sent_bytes
 
     @rule(size=st.integers(1, 3000))
     def give(self, size: int) -> None:

@@ -1,5 +1,7 @@
 """Staging: chunks are staged early, and versions applied late, in the order of the chain."""
 
+from dataclasses import replace
+
 import pytest
 from member_kit import a_forwarder, reports_in, tick
 from protocol_kit import (
@@ -105,6 +107,19 @@ def test_a_version_whose_parent_we_lack_waits_for_it() -> None:
     assert jobs(arrive(peer, header(2, 0)) + say(peer, 1, ManifestNews(manifest(2, 1)))) == []
     effects = arrive(peer, header(1, 0)) + say(peer, 1, ManifestNews(manifest(1, 1)))
     assert [c.version for c in only(finish(peer, effects), VersionApplied)] == [version(1), version(2)]
+
+
+@pytest.mark.parametrize("dead_first", [True, False])
+def test_a_dead_attempt_of_a_newer_epoch_holds_up_no_sealed_version(dead_first: bool) -> None:
+    """The trainer died on its way back to an older version, and goes on from the newest one."""
+    peer = a_member()
+    dead = replace(header(7, 0, epoch=1), parent_root=root_of(version(0)))
+    effects = arrive(peer, dead) if dead_first else []
+    effects += arrive(peer, header(1, 0)) + say(peer, 1, ManifestNews(manifest(1, 1)))
+    effects += [] if dead_first else arrive(peer, dead)
+    assert [c.version for c in only(finish(peer, effects), VersionApplied)] == [version(1)]
+    effects = arrive(peer, header(2, 0)) + say(peer, 1, ManifestNews(manifest(2, 1)))
+    assert [c.version for c in only(finish(peer, effects), VersionApplied)] == [version(2)]
 
 
 def test_manifests_in_reverse() -> None:
@@ -314,6 +329,43 @@ def test_a_chain_longer_than_peers_keep_is_not_waited_for() -> None:
     say(peer, 1, ManifestNews(manifest(40, 0)))
     peer.apply(Timer("tick"), 0.2)
     assert peer.catchup.active
+
+
+def test_a_sealed_version_whose_chunks_nobody_keeps_is_not_waited_for() -> None:
+    """A member is cut off in the middle of a version of which it has the seal, and comes back much later."""
+    peer = a_member()
+    arrive(peer, header(1, seq=0), pieces=1)
+    say(peer, 1, ManifestNews(manifest(1, 2)))
+    kept = peer.state.tuning.retain_versions
+    say(peer, 1, ManifestNews(manifest(kept, 0)))
+    peer.apply(Timer("tick"), 600.0)
+    assert not peer.catchup.active, "others still keep version 1"
+    say(peer, 1, ManifestNews(manifest(kept + 1, 0)))
+    peer.apply(Timer("tick"), 600.5)
+    assert peer.catchup.active
+    assert peer.state.floor == version(kept + 1)
+
+
+def test_the_head_is_requested_while_the_next_version_waits_for_chunks_that_nobody_keeps() -> None:
+    peer = a_member()
+    say(peer, 1, ManifestNews(manifest(1, 2)))
+    kept = peer.state.tuning.retain_versions
+    say(peer, 1, HeartbeatNews(heartbeat(2, head=version(kept))))
+    assert sends(peer.apply(Timer("tick"), 0.5), WantManifest) == []
+    say(peer, 1, HeartbeatNews(heartbeat(3, head=version(kept + 5))))
+    wants = [want.version for want in sends(peer.apply(Timer("tick"), 1.0), WantManifest)]
+    assert wants[-1] == kept + 5
+
+
+def test_a_version_that_is_here_is_applied_however_old_it_is() -> None:
+    peer = a_member()
+    say(peer, 1, ManifestNews(manifest(1, 1)))
+    effects = arrive(peer, header(1, seq=0))
+    say(peer, 1, ManifestNews(manifest(40, 0)))
+    peer.apply(Timer("tick"), 0.2)
+    assert not peer.catchup.active
+    finish(peer, effects)
+    assert peer.state.held == version(1)
 
 
 def test_requested_manifests_are_forgotten() -> None:

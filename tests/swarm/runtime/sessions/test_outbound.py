@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from bench_kit import PEER, bench, chunks, read
 from runtime_kit import AUTHORITY
 
 from codec import open_header
 from swarm.protocol.core.events import PeerDown, SendBlob, SendDone, SendHeader, SendPiece
-from swarm.protocol.core.wire import NO_STRIPE, Blob, FrameKind, Lacks
+from swarm.protocol.core.wire import FRAME_HEAD, NO_STRIPE, Blob, FrameKind, Lacks, unpack_frame_head
 from swarm.runtime import RuntimeLimits
 from swarm.runtime.framing import ByteReader
 from swarm.transport.base import Lane
@@ -30,8 +31,6 @@ async def test_pushes_go_before_pulls_and_pulls_before_blobs(tmp_path: Path, aut
         await b.settle()
         (stream,) = b.heard[Lane.BULK]
         reader = ByteReader(stream)
-        from swarm.protocol.core.wire import FRAME_HEAD, unpack_frame_head
-
         frames = []
         for _ in range(4):
             frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
@@ -66,3 +65,33 @@ async def test_a_peer_that_asks_without_reading_is_closed(tmp_path: Path, autoju
         b.runtime.perform([SendBlob(PEER.public, n, Blob.FILE, name, 0) for n in range(200)])
         await b.settle()
         assert [event.why for event in b.core.of(PeerDown)] == ["does not read its bulk stream"]
+
+
+async def test_a_header_that_comes_while_a_blob_is_looked_up_is_sent_after_it(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as b:
+        made = chunks()[0]
+        header = open_header(made.header, AUTHORITY.public)
+        b.store.chunks.put_header(header, made.header)
+        name = b.store.put_file(b"config")
+        usual = b.runtime._blobs.find_blob
+
+        async def slowly(effect: SendBlob) -> object:
+            found = await usual(effect)
+            b.runtime.perform([SendHeader(PEER.public, 2, header.key)])
+            return found
+
+        monkeypatch.setattr(b.runtime._blobs, "find_blob", slowly)
+        await b.control()
+        b.runtime.perform([SendBlob(PEER.public, 7, Blob.FILE, name, 0)])
+        await b.settle()
+        assert b.core.of(PeerDown) == []
+        (stream,) = b.heard[Lane.BULK]
+        reader = ByteReader(stream)
+        kinds = []
+        for _ in range(2):
+            frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
+            await reader.exactly(frame.length)
+            kinds.append(frame.kind)
+        assert kinds == [FrameKind.PART, FrameKind.HEADER]

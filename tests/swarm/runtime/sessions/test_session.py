@@ -204,6 +204,21 @@ async def test_a_peer_that_returns_replaces_its_old_session(tmp_path: Path, auto
         assert [type(event) for event in b.core.events] == [PeerUp, PeerDown, PeerUp, Heard]
 
 
+async def test_nothing_is_sent_in_a_session_before_the_core_knows_it(tmp_path: Path, autojump_clock: object) -> None:
+    """What the core decides while the end of the old session is queued came before the hello of the new one, and the
+    peer banned its sender."""
+    async with bench(tmp_path) as b:
+        stream = await b.control()
+        session = b.runtime.peers.get(PEER.public)
+        assert session is not None
+        assert session.known
+        session.known = False
+        b.runtime.perform([Send(PEER.public, Work(b"for the old session"))])
+        b.runtime.check_event(PeerUp(PEER.public, False))
+        b.runtime.perform([Send(PEER.public, Work(b"for this one"))])
+        assert await stream.receive_some(1 << 10) == frame_message(Work(b"for this one"))
+
+
 async def test_large_messages_of_all_peers_are_decoded_two_at_a_time(tmp_path: Path, autojump_clock: object) -> None:
     """Regression: ten members that each sent a list of 65,536 chunks made the seed hold 120 MiB of decoded lists."""
     async with bench(tmp_path) as b:

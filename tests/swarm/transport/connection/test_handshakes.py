@@ -160,6 +160,26 @@ def test_members_connections_are_not_dropped() -> None:
     assert not any(each.is_finished for each in members)
 
 
+def test_few_begin_in_one_turn_of_the_loop() -> None:
+    """The rest begin in the next turns, at once while CPU time is left; members' too."""
+    gate = HandshakeTurns(HandshakeRules(at_once=2, share=1.0, cost_s=0.1, burst_s=0.4), {"192.0.2.9"}.__contains__)
+    members = [speaks(gate, "192.0.2.9") for _ in range(3)]
+    others = [speaks(gate, f"198.51.100.{host}") for host in range(4)]
+    assert gate.next_turns(0) == (members[:0:-1], [])
+    assert gate.wait_s(0) == 0
+    assert gate.next_turns(0) == ([members[0], others[-1]], [])
+    assert gate.wait_s(0) == pytest.approx(0.1)  # three members and one other have spent it
+
+
+def test_members_wait_for_the_next_turn_only() -> None:
+    gate = HandshakeTurns(HandshakeRules(at_once=2, share=1.0, cost_s=0.1, burst_s=0.1), {"192.0.2.9"}.__contains__)
+    gate._bucket.level = 0
+    for _ in range(3):
+        speaks(gate, "192.0.2.9")
+    assert len(gate.next_turns(0)[0]) == 2
+    assert gate.wait_s(0) == 0  # although the budget is used up
+
+
 def test_slow_handshakes_make_room() -> None:
     gate = HandshakeTurns(HandshakeRules(busy=2))
     slow = [speaks(gate, f"192.0.2.{host}", host) for host in (1, 2)]

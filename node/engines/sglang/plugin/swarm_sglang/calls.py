@@ -11,10 +11,24 @@ import pickle
 
 import msgspec
 
-__all__ = ["LOADER", "MOST_BYTES", "TENSOR", "Answer", "Call", "as_tensors", "decoded"]
+__all__ = [
+    "LOADER",
+    "MOST_BYTES",
+    "ROWS_ALIKE",
+    "ROWS_ALIKE_VARIABLE",
+    "TENSOR",
+    "Answer",
+    "Call",
+    "as_tensors",
+    "decoded",
+]
 
 LOADER = "swarm_sglang.rank.apply"
 """The custom weight loader (`--custom-weight-loader`) of an SGLang that may follow a swarm."""
+ROWS_ALIKE = "--rows-alike"
+"""The flag of `serve` for rows whose bits depend on no other row, on CPUs (`alike`)."""
+ROWS_ALIKE_VARIABLE = "SWARM_SGLANG_ROWS_ALIKE"
+"""The variable that tells the flag to the processes that SGLang starts: 1."""
 TENSOR = "swarm"
 """The name of the tensor that is a call."""
 MOST_BYTES = 1 << 16
@@ -24,7 +38,8 @@ MOST_BYTES = 1 << 16
 class Call(msgspec.Struct, frozen=True):
     """`do`: what to do. `answer`: path of the socket for the answer. `number`: repeated in it.
 
-    connect: connect to the driver's socket `driver`, and map the weights. `fill`: load them from the replica first.
+    connect: connect to the driver's socket `driver`, and map the weights. They are loaded from the replica if a driver
+    wrote them before, or with `fill`, because SGLang began without any.
     commit: write what is staged for `version`. load: load all weights from the replica. name: call prefixes of the
     cache by `version` from now on.
     """
@@ -38,7 +53,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`error`: why the call failed, or empty. `touched`: live weights were written."""
+    """`error`: why the call failed, or empty. `touched`: live weights were written, of a connection: by any driver."""
 
     number: int
     rank: int

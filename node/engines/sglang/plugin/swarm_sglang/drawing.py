@@ -1,7 +1,7 @@
 """Whether and by which seeds the swarm's sampler draws, by hooks of SGLang's plugin interface.
 
-Every request draws by its own seed, whatever else is in its batch; one without a seed gets a random one. SGLang itself
-drops seeds unless all of its inference is deterministic.
+Every request draws by its own seed, whatever else is in its batch; one without a seed gets a random one, the same in
+every rank. SGLang itself drops seeds unless all of its inference is deterministic.
 """
 
 # pyright: reportMissingImports=false
@@ -14,7 +14,11 @@ import torch
 
 from .calls import LOADER
 
-__all__ = ["hook"]
+__all__ = ["follows", "hook"]
+
+_seeds: random.Random | None = None
+"""Of requests without a seed. Ranks see these requests in one order, and must draw the same tokens; the module `random`
+has one state for all that a process runs, so it may differ between them. None: no request needed one yet."""
 
 
 def hook() -> None:
@@ -26,14 +30,15 @@ def hook() -> None:
     HookRegistry.register(made, _seed, HookType.AFTER)
 
 
-def _follows() -> bool:
+def follows() -> bool:
+    """Whether this SGLang may follow a swarm."""
     from sglang.srt.runtime_context import get_model
 
     return LOADER in (get_model().custom_weight_loader or ())
 
 
 def _sampler(original: Any, *args: Any, **kwargs: Any) -> Any:
-    if not _follows():
+    if not follows():
         return original(*args, **kwargs)
     from .sampler import SwarmSampler
 
@@ -41,7 +46,7 @@ def _sampler(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _seed(info: Any, _: Any, batch: Any, *__: Any, **___: Any) -> Any:
-    if info.sampling_seed is None and _follows():
+    if info.sampling_seed is None and follows():
         seeds = [_seed_of(request) for request in batch.reqs]
         info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=info.temperatures.device)
     return info
@@ -49,6 +54,11 @@ def _seed(info: Any, _: Any, batch: Any, *__: Any, **___: Any) -> Any:
 
 def _seed_of(request: Any) -> int:
     """A request without a seed keeps the one that it gets first."""
+    global _seeds
     if request.sampling_params.sampling_seed is None:
-        request.sampling_params.sampling_seed = random.getrandbits(31)
+        if _seeds is None:
+            from sglang.srt.runtime_context import get_device
+
+            _seeds = random.Random(get_device().random_seed)
+        request.sampling_params.sampling_seed = _seeds.getrandbits(31)
     return request.sampling_params.sampling_seed

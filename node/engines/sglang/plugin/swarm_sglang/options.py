@@ -1,4 +1,4 @@
-"""What the options of the driver's requests do to logits, by hooks of SGLang's plugin interface.
+"""What the options of the driver's requests do to logits.
 
 The options come with each request and mean what they mean in all engines of a swarm (`swarm_vllm.reshape`). Those that
 SGLang has itself do something else: its repetition penalty ends at 2, for example.
@@ -7,57 +7,42 @@ SGLang has itself do something else: its repetition penalty ends at 2, for examp
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # SGLang is installed in another environment.
 
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 from swarm_vllm.messages import Options
 from swarm_vllm.reshape import keep, reshape
 
-from .rids import OPTIONS
+from .running import as_ids, asked_of, options_of, requests, text_of
+from .structures import leave
 
-__all__ = ["hook", "reshape_rows"]
+__all__ = ["GREEDY", "reshape_rows"]
 
-_running: Sequence[Any] = ()
-"""The requests of the batch that this process's scheduler runs, in the order of the logits' rows."""
-_GREEDY = 1
+GREEDY = 1
 """The top-k of a request of temperature 0 in SGLang. No other has that: the driver's top-k is among the options."""
-
-
-def hook() -> None:
-    """Register the hooks."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.run_batch", _remember, HookType.BEFORE)
-
-
-def _remember(_: Any, batch: Any, *__: Any, **___: Any) -> None:
-    global _running
-    _running = batch.reqs
 
 
 def reshape_rows(logits: torch.Tensor, temperatures: torch.Tensor) -> None:
     """Change the rows of the requests that have options: (rows, vocabulary), in place. `temperatures`: (rows, 1)."""
-    found = [(row, options) for row, request in enumerate(_running) if (options := _options(request)) is not None]
-    if found and len(_running) != len(logits):
-        raise RuntimeError(f"{len(logits)} rows of logits for {len(_running)} requests")
-    for row, options in found:
-        request, one = _running[row], logits[row : row + 1]
-        before, drawn = (
-            torch.tensor([list(ids)], dtype=torch.int64, device=logits.device)
-            for ids in (request.origin_input_ids, request.output_ids)
-        )
-        one = reshape(one, before, drawn, options, sorted(request.sampling_params.stop_token_ids or ()))
-        if request.sampling_params.top_k != _GREEDY:
-            kept = keep((one / temperatures[row]).log_softmax(-1), options)
-            one = one.masked_fill(kept == -torch.inf, -torch.inf)
+    for row, request in enumerate(requests(len(logits))):
+        if (options := options_of(request)) is None:
+            continue
+        if options.structure:
+            leave(logits[row], request)
+        before, drawn = (as_ids(ids, logits.device) for ids in text_of(request))
+        one = reshape(logits[row : row + 1], before, drawn, options, stops_of(request))
+        if request.sampling_params.top_k != GREEDY:
+            one = cut(one, temperatures[row], options)
         logits[row] = one[0]
 
 
-def _options(request: Any) -> Options | None:
-    """The options of a request, decoded once; None: it has none."""
-    if not hasattr(request, "swarm_options"):
-        text = (request.sampling_params.custom_params or {}).get(OPTIONS)
-        request.swarm_options = None if text is None else msgspec.json.decode(text, type=Options)
-    return request.swarm_options
+def stops_of(request: Any) -> list[int]:
+    """The tokens that `min_tokens` excludes."""
+    asked = asked_of(request)
+    return sorted(request.sampling_params.stop_token_ids or (() if asked is None else asked.stops))
+
+
+def cut(logits: torch.Tensor, temperature: torch.Tensor, options: Options) -> torch.Tensor:
+    """The logits with -inf for what `top_k` and `min_p` exclude."""
+    kept = keep((logits / temperature).log_softmax(-1), options)
+    return logits.masked_fill(kept == -torch.inf, -torch.inf)

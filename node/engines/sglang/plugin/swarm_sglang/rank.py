@@ -24,6 +24,7 @@ from swarm_vllm.shared import map_sealed
 from swarm_vllm.sources import FolderSource, ReplicaSource
 from swarm_vllm.weights import LiveWeights, NotStaged
 
+from .alike import rows_alike
 from .calls import TENSOR, Answer, Call, decoded
 from .requests import name_prefixes
 
@@ -38,6 +39,8 @@ class _Attached:
 
     channel: Channel | None = None
     weights: LiveWeights | None = None
+    written: bool = False
+    """A driver, perhaps one before this, wrote live weights: they are no longer those of SGLang's folder."""
 
 
 _attached = _Attached()
@@ -61,7 +64,7 @@ def apply(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
     except NotStaged as failure:
         error = str(failure)
     except Exception as failure:
-        error, touched = f"{type(failure).__name__}: {failure}", call.do in ("commit", "load")
+        error, touched = f"{type(failure).__name__}: {failure}", _attached.written
     _answer(call, Answer(call.number, _rank()[0], error, touched, time.perf_counter() - started))
 
 
@@ -69,10 +72,11 @@ def _do(model: Any, call: Call) -> bool:
     """Returns whether live weights were written."""
     if call.do == "connect":
         _connect(model, call)
-        return False
+        return _attached.written
     weights = _attached.weights
     if weights is None:
         raise NotStaged("nothing is attached")
+    _attached.written |= call.do in ("commit", "load")
     match call.do:
         case "commit":
             weights.commit(call.version)
@@ -88,7 +92,11 @@ def _do(model: Any, call: Call) -> bool:
 
 
 def _connect(model: Any, call: Call) -> None:
-    """Connect to the driver, get the layout and the replica from it, and map every tensor."""
+    """Connect to the driver, get the layout and the replica from it, and map every tensor.
+
+    The driver proves the map by bits that SGLang's own loader put there: those of the folder, or of the replica, which
+    are loaded here if the folder's are gone.
+    """
     if _attached.channel is not None:
         _attached.channel.close()
     _attached.channel = _attached.weights = None
@@ -96,7 +104,7 @@ def _connect(model: Any, call: Call) -> None:
     rank, ranks = _rank()
     parameter = next(model.parameters())
     dtype = str(parameter.dtype).removeprefix("torch.")
-    how = fingerprint(parameter.device, parameter.dtype), dtype, _attention()
+    how = fingerprint(parameter.device, parameter.dtype), dtype, _attention(parameter.device)
     channel.send(Rank(os.getpid(), rank, ranks, device_name(parameter.device), *how))
     message, fds = channel.recv()
     if not isinstance(message, Model) or len(fds) != 1:
@@ -105,7 +113,8 @@ def _connect(model: Any, call: Call) -> None:
     try:
         replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
         weights = LiveWeights(model, message.tensors, replica)
-        if call.fill:
+        if call.fill or _attached.written:
+            _attached.written = True
             weights.load(None, model.load_weights)
         else:
             weights.hash(FolderSource(Path(_folder()), message.block_elements))
@@ -142,10 +151,11 @@ def _rank() -> tuple[int, int]:
     return int(parallel.tp_rank), int(parallel.tp_size)
 
 
-def _attention() -> str:
+def _attention(device: torch.device) -> str:
     from sglang.srt.runtime_context import get_server_args
 
-    return str(getattr(get_server_args(), "attention_backend", "") or "default")
+    name = str(getattr(get_server_args(), "attention_backend", "") or "default")
+    return "blocks" if rows_alike() and (device.type, name) == ("cpu", "torch_native") else name
 
 
 def _folder() -> str:

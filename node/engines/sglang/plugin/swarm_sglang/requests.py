@@ -10,9 +10,9 @@
 
 from typing import Any
 
-from .rids import OURS
+from .asked import OURS
 
-__all__ = ["hook", "name_prefixes"]
+__all__ = ["hook", "name_prefixes", "prefix_key"]
 
 _key = ""
 """What is added to the keys of prefixes; empty: no swarm has named the weights yet."""
@@ -26,10 +26,10 @@ def hook() -> None:
     """Register the hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    owner = "sglang.srt.managers.scheduler.Scheduler"
     ends = "sglang.srt.managers.schedule_batch.Req._check_token_based_finish"
-    HookRegistry.register(f"{scheduler}.__init__", _remember, HookType.AFTER)
-    HookRegistry.register(f"{scheduler}.handle_generate_request", _key_request, HookType.BEFORE)
+    HookRegistry.register(f"{owner}.__init__", _remember, HookType.AFTER)
+    HookRegistry.register(f"{owner}.handle_generate_request", _key_request, HookType.BEFORE)
     HookRegistry.register(ends, _ends, HookType.AROUND)
 
 
@@ -43,13 +43,18 @@ def name_prefixes(version: str) -> None:
         request.extra_key = _keyed(own)
 
 
+def prefix_key() -> str:
+    """What is added to the keys of prefixes now: another one under other weights."""
+    return _key
+
+
 def _keyed(own: str | None) -> str | None:
     return f"{own}|{_key}" if own and _key else _key or own
 
 
-def _remember(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
+def _remember(_: Any, made: Any, *__: Any, **___: Any) -> None:
     global _scheduler
-    _scheduler = scheduler
+    _scheduler = made
 
 
 def _key_request(_: Any, request: Any, **__: Any) -> None:

@@ -4,6 +4,7 @@ Modules:
 
 - `adapter_messages`: The messages about adapters
 - `adapters`: The engine core's knowledge of adapters
+- `blocks`: Row by row computations whose bits depend on no other row
 - `boxes`: Where a checkpoint tensor's elements are live
 - `channel`: The plugin's end of the Unix socket
 - `codes`: The order in which vLLM's kernel on CPUs keeps packed codes
@@ -15,6 +16,9 @@ Modules:
 - `fingerprint`: How this process rounds
 - `front`: The API server's side
 - `gates`: The front's side of the policy `drain` for adapters
+- `generators`: The random numbers of sampled requests on CPUs
+- `guide`: The tokens with which a text can still become what was asked for
+- `images`: The images of a request
 - `judging`: The front's side of judgements
 - `labels`: The names of versions in vLLM's outputs
 - `layers`: A layer of vLLM whose kernel keeps weights otherwise than loaders fill them
@@ -25,6 +29,7 @@ Modules:
 - `messages`: The messages between driver and plugin
 - `modules`: Which modules a checkpoint tensor feeds
 - `noise`: Portable draws in torch
+- `options`: How tokens are drawn beyond temperature and top-p
 - `pace`: Rests of a thread that works while another one generates
 - `packing`: The order in which a kernel keeps the weights of experts
 - `patch`: Reads a weight patch
@@ -72,7 +77,7 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, draws, replays, rewind, routes, scores, structured, switching
+    from . import core, draws, generators, replays, rewind, routes, scores, structured, switching
     from . import loader as loader  # registers a load format
 
     core.install()
@@ -81,6 +86,7 @@ def register() -> None:
     replays.install()
     if current_platform.is_cpu():
         routes.install()
+        generators.install()
     scores.install()
     structured.install()
     switching.install()

@@ -9,6 +9,7 @@ or the core stops.
 # vLLM is installed in another environment.
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,11 +18,21 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
 from . import adapters, replays, routes
+from .images import forget_encoded
 from .rank import check_on, commit_on, load_on
 from .routed import first_of
 from .waiting import sleep_between_reads
 
-__all__ = ["add_request", "finish_batches", "install", "salt_waiting", "stop", "together"]
+__all__ = [
+    "add_request",
+    "compute_again",
+    "finish_batches",
+    "install",
+    "read_prompts_again",
+    "salt_waiting",
+    "stop",
+    "together",
+]
 
 _original_add = EngineCore.add_request
 
@@ -70,9 +81,34 @@ def _salt(core: Any, request: Request) -> None:
 def _set_version(core: Any, version: str) -> None:
     """The weights are `version` now: later tokens get this name, and requests without any computation this salt."""
     replays.abort_begun(core)
+    read_prompts_again(core)
+    forget_encoded(core)
     core._swarm_version = version
     adapters.name_weights(core)
     salt_waiting(core)
+
+
+def compute_again(core: Any, which: Callable[[Request], bool]) -> None:
+    """Have the running requests of `which` computed again from their first token, as vLLM does it for all of them."""
+    scheduler, now = core.scheduler, time.monotonic()
+    chosen = [request for request in scheduler.running if which(request)]
+    if chosen:
+        scheduler.running = [request for request in scheduler.running if request not in chosen]
+    for request in reversed(chosen):
+        scheduler._preempt_request(request, now, drop_stale_output=True)
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+
+
+def read_prompts_again(core: Any, adapter: int = 0) -> None:
+    """Have prompts that are being scored read again: other weights have read a part of them. `adapter`: only those of
+    its requests; 0: all, because the base changed."""
+
+    def begun(request: Request) -> bool:
+        params = request.sampling_params
+        scored = params is not None and params.prompt_logprobs is not None and not request.num_output_tokens
+        return scored and adapter in (0, adapters.id_of(request))
+
+    compute_again(core, begun)
 
 
 def salt_waiting(core: Any) -> None:

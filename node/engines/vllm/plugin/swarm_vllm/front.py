@@ -27,6 +27,7 @@ from . import scores
 from .adapter_messages import DropAdapter, SwitchAdapter
 from .channel import Channel, Closed, connect
 from .gates import Gates
+from .images import prompt_of, reads_images
 from .judging import Judging, RewindFailed
 from .labels import of_request, spans_of
 from .messages import (
@@ -52,7 +53,8 @@ from .messages import (
     Scored,
     Told,
 )
-from .requests import MIN_LOGPROB, adapting, drawing, likeliest
+from .options import Options
+from .requests import MIN_LOGPROB, adapting, drawing, likeliest, prompt_scores
 from .routed import split
 
 __all__ = ["SwarmFront"]
@@ -300,11 +302,14 @@ class SwarmFront:
         sampling = drawing(message, i)
         ids: list[int] = []
         logprobs: list[float] = []
-        top, most = bytearray(), 0 if message.options is None else message.options.top_logprobs
-        delta = None
-        prompt, asked = {"prompt_token_ids": list(message.prompts[i])}, adapting(message.adapter)
+        options = message.options or Options()
+        top, most, scored = bytearray(), options.top_logprobs, options.prompt_logprobs
+        delta, of_prompt = None, b""
+        prompt, asked = await prompt_of(list(message.prompts[i]), message.images), adapting(message.adapter)
         async for output in client.generate(prompt, sampling, self._name(), lora_request=asked):
             delta = output.outputs[0]
+            if scored is not None and output.prompt_logprobs:
+                of_prompt = prompt_scores(output.prompt_logprobs, message.prompts[i], scored)
             ids += delta.token_ids
             tops = b"".join(likeliest(by_token, most) for by_token in delta.logprobs or ()) if most else b""
             for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
@@ -318,7 +323,9 @@ class SwarmFront:
         routed = getattr(delta, "routed_experts", None) if message.routes else None
         routes = (b"", 0, 0) if routed is None else split(routed)
         spans = spans_of(delta.weight_versions, message.adapter)
-        return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans, *routes, bytes(top))
+        return Output(
+            tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans, *routes, bytes(top), of_prompt
+        )
 
 
 def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
@@ -335,6 +342,8 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
         adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2, experts=_experts(config),
         tells=True, tops=True, structures=not model.skip_tokenizer_init,
+        prompts=not config.cache_config.kv_sharing_fast_prefill,
+        images=reads_images(config),
         sequences=config.scheduler_config.max_num_seqs, tokens=config.cache_config.kv_cache_size_tokens or 0,
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ Messages about adapters are in `adapter_messages`.
 import msgspec
 
 from .adapter_messages import Adapted, AdapterLayer, DropAdapter, PrepareAdapter, ProveAdapter, SwitchAdapter
+from .options import Options
 from .policies import Policy
 
 __all__ = [
@@ -187,36 +188,14 @@ class Unchanged(msgspec.Struct, frozen=True, tag="unchanged"):
     names: tuple[str, ...]
 
 
-class Options(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The fields of `node.engines.base.SamplingOptions` that an engine draws by; see there."""
-
-    min_tokens: int = 0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed: tuple[int, ...] = ()
-    banned: tuple[tuple[int, ...], ...] = ()
-    stop_texts: tuple[str, ...] = ()
-    special: bool = False
-    top_logprobs: int = 0
-    """Not 0 only for a front whose `Front.tops` is true."""
-    structure: str = ""
-    """JSON of the fields of vLLM's `StructuredOutputsParams`, and `begun`: so many tokens at the end of the prompt are
-    the beginning of the text. Not empty only for a front whose `Front.structures` is true."""
-
-
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """Generate one completion a prompt.
 
     `seeds`: one a prompt, for its random numbers. `flight`: the number for `Forget`. `options`: sent only to a front
     whose `Front.options` is true. `streams`: one a prompt, if the draws are portable, with their `seed`; sent only to a
     front whose `Front.portable` is true. `adapter`: the id of the adapter to draw by; 0: none. `routes`: for each
-    prompt, the first position whose route of experts is wanted; empty: none are. Sent only to a front whose
-    `Front.experts` is not 0. `streamed`: tell the tokens as they are drawn; true only for a front whose `Front.tells`
-    is true.
+    prompt, the first position whose route of experts is wanted (needs `Front.experts`); empty: none are. `streamed`:
+    tell the tokens as they are drawn (needs `Front.tells`). `images`: of each prompt, encoded (needs `Front.images`).
     """
 
     number: int
@@ -233,6 +212,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     adapter: int = 0
     routes: tuple[int, ...] = ()
     streamed: bool = False
+    images: tuple[bytes, ...] = ()
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -296,12 +276,12 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
 
     `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated, or empty. `learned`:
     see `Learned`; None before. `options`: it knows the field `options` of `Generate` and `Score`. `judges`: it knows
-    `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
-    `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how
-    many it can serve at a time; 0: none, or it is older. `experts`: of each layer, if it can tell routes; otherwise 0.
-    `tells`: it knows `Generate.streamed`. `tops`: it knows `Options.top_logprobs`. `structures`: it knows
-    `Options.structure`. `sequences`: that it continues side by side. `tokens`: of all of them together, for which it
-    has room; 0: it does not say.
+    `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`. `vocabulary`: the number of token
+    ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how many it can serve at a time; 0:
+    none, or it is older. `experts`: of each layer, if it can tell routes; otherwise 0. `tells`: it knows
+    `Generate.streamed`. `tops`: it knows `Options.top_logprobs`. `structures`: it knows `Options.structure`. `prompts`:
+    it knows `Options.prompt_logprobs`. `sequences`: that it continues side by side. `tokens`: of all of them together,
+    for which it has room; 0: it does not say. `images`: it knows `Generate.images`, and its model reads images.
     """
 
     pid: int
@@ -321,8 +301,10 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     tells: bool = False
     tops: bool = False
     structures: bool = False
+    prompts: bool = False
     sequences: int = 0
     tokens: int = 0
+    images: bool = False
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
@@ -397,7 +379,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     Of a request by an adapter, each version is `BASE/ADAPTER`: those of the base and of the adapter. `routes`: ids of
     experts, a byte each or two, of every position from the one asked for up to the last token but one, in `layers`
     layers, `chosen` each; empty if they were not asked for, or are not known. `top`: of each token, `top_logprobs`
-    pairs of u32 and f32, little-endian: the likeliest tokens and their log-probabilities.
+    pairs of u32 and f32, little-endian: the likeliest tokens and their log-probabilities. `scores`: if
+    `Options.prompt_logprobs` is not None, of each token of the prompt but the first: such a pair of its rank and its
+    log-probability, and so many of the likeliest tokens in its place.
     """
 
     token_ids: tuple[int, ...]
@@ -408,6 +392,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     layers: int = 0
     chosen: int = 0
     top: bytes = b""
+    scores: bytes = b""
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):

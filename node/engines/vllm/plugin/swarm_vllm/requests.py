@@ -15,9 +15,10 @@ from .draws import NOISE
 from .messages import Generate, Judge, Options
 from .replays import REPLAY
 from .routed import ROUTES
+from .scores import of_prompt
 from .structured import BEGUN
 
-__all__ = ["MIN_LOGPROB", "adapting", "drawing", "likeliest", "replaying"]
+__all__ = ["MIN_LOGPROB", "adapting", "drawing", "likeliest", "prompt_scores", "replaying"]
 
 MIN_LOGPROB = -1e4
 """As in `node.engines.base`."""
@@ -43,6 +44,7 @@ def drawing(message: Generate, i: int) -> SamplingParams:
     structure = json.loads(options.structure) if options.structure else {}
     if begun := structure.pop("begun", 0):
         more[BEGUN] = begun
+    more |= of_prompt(options.prompt_logprobs)
     return _sampling(
         message,
         options,
@@ -51,6 +53,7 @@ def drawing(message: Generate, i: int) -> SamplingParams:
         extra_args=more or None,
         routed_experts_prompt_start=first or 0,
         skip_reading_prefix_cache=True if first == 0 else None,  # vLLM computes no route of a cached token
+        prompt_logprobs=options.prompt_logprobs,
         stop_token_ids=list(message.stop_tokens),
         detokenize=bool(options.stop_texts),
         stop=list(options.stop_texts),
@@ -79,6 +82,16 @@ def likeliest(by_token: Any, count: int) -> bytes:
     ranked = sorted((-value.logprob, token) for token, value in by_token.items())[:count]
     pairs = [(token, min(0.0, max(MIN_LOGPROB, -negative))) for negative, token in ranked]
     return b"".join(_PAIR.pack(*pair) for pair in pairs + [(0, MIN_LOGPROB)] * (count - len(pairs)))
+
+
+def prompt_scores(prompt_logprobs: Any, prompt: tuple[int, ...], count: int) -> bytes:
+    """`Output.scores`. `prompt_logprobs`: vLLM's, of all tokens of `prompt`. Raises `ValueError` when it has none."""
+    found = list(prompt_logprobs or ())[1:]
+    if len(found) != len(prompt) - 1 or any(token not in at for token, at in zip(prompt[1:], found)):  # noqa: B905
+        raise ValueError("vLLM did not score the prompt")
+    own = [at[token] for token, at in zip(prompt[1:], found)]  # noqa: B905
+    pairs = [_PAIR.pack(one.rank, min(0.0, max(MIN_LOGPROB, one.logprob))) for one in own]
+    return b"".join(pair + likeliest(at, count) for pair, at in zip(pairs, found))  # noqa: B905
 
 
 def _sampling(message: Generate | Judge, options: Options, **more: Any) -> SamplingParams:

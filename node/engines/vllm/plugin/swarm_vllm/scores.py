@@ -1,10 +1,13 @@
-"""The log-probabilities of given tokens: nodes check each other's rollouts by them.
+"""The log-probabilities of given tokens: nodes check each other's rollouts by them, and clients ask for their prompts'.
 
 A request with `prompt_logprobs` reads the text in one pass, without the prefix cache. vLLM then returns each token's
 log-probability at temperature 1 over the whole vocabulary, for any sampling parameters. A rollout has the
 log-probabilities of the distribution that its tokens were drawn from. `install` makes a worker process's model runners
 compute those, for requests that carry `ASK` only. It marks them with ranks that vLLM never uses, so vLLM's own numbers
 cannot be taken for them: 0, or, where the margin of a portable draw was asked for too, a negative one that tells it.
+
+A prompt that is scored for a client (`TOP`) gets vLLM's own numbers, ranks included, in bounded memory: vLLM's runner
+of CPUs holds the logits of all tokens of a step. The request draws tokens as any other.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -26,13 +29,14 @@ from .messages import Judge, Options, Score
 from .noise import places
 from .reshape import BORDER_NATS, keep, reshape
 
-__all__ = ["install", "read", "read_margins", "scoring"]
+__all__ = ["install", "of_prompt", "read", "read_margins", "scoring"]
 
 
 class _By(NamedTuple):
     """How the tokens were drawn. `prompt`: the number of prompt tokens at the start of the text.
 
-    `noise`: seed and stream of portable draws; None: no margins.
+    `noise`: seed and stream of portable draws; None: no margins. `top`: so many of the likeliest tokens, and the true
+    ranks; None: neither.
     """
 
     temperature: float
@@ -43,11 +47,23 @@ class _By(NamedTuple):
     prompt: int = 0
     tightest_top_p: float = 1.0
     noise: tuple[int, int] | None = None
+    top: int | None = None
+
+
+class _Found(NamedTuple):
+    """What is computed of all tokens of a text but the first. `numbers`: float32, (2, tokens): scores, and margins or
+    ranks. `tokens`, `values`: int64 and float32, (tokens, `_By.top`): the likeliest tokens."""
+
+    numbers: torch.Tensor
+    tokens: torch.Tensor
+    values: torch.Tensor
 
 
 ASK = "swarm_score"
 MARGINS = "swarm_margins"
 """In `extra_args` beside `ASK`: the tightest top-p, seed and stream."""
+TOP = "swarm_top"
+"""In `extra_args` beside `ASK`: see `_By.top`."""
 _MARGIN_STEPS = 1 << 20
 """A nat, in the units in which a rank tells a margin."""
 _ROWS = 256
@@ -78,6 +94,11 @@ def scoring(message: Score | Judge, **more: Any) -> SamplingParams:
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={ASK: asked} | more,
     )
+
+
+def of_prompt(count: int | None) -> dict[str, Any]:
+    """For the `extra_args` of a request that draws: score its prompt, with `count` likeliest tokens; None: do not."""
+    return {} if count is None else {ASK: [1.0, 1.0, 1.0], TOP: count}
 
 
 def read(prompt_logprobs: Any, token_ids: tuple[int, ...]) -> tuple[float, ...]:
@@ -125,7 +146,7 @@ def _asked(sampling: Any) -> _By | None:
     if (found := extra.get(ASK)) is None:
         return None
     try:
-        by = _By(float(found[0]), float(found[1]), float(found[2]))
+        by = _By(float(found[0]), float(found[1]), float(found[2]), top=extra.get(TOP))
         if len(found) == 3:
             return by
         options = msgspec.convert(found[3], Options)
@@ -196,7 +217,7 @@ def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _fill(
-    out: torch.Tensor,
+    out: _Found,
     ids: torch.Tensor,
     by: _By,
     logits_fn: Callable[[torch.Tensor], torch.Tensor],
@@ -207,30 +228,42 @@ def _fill(
 ) -> bool:
     """Score the `count` tokens that a step read, from `first` on. Returns whether the text is read to its end.
 
-    `states`: hidden states of the step's batch; those of this text begin at `row`. `out[0, i]`, float32: the score of
-    token i + 1, given the tokens before it. `out[1, i]`: its margin, if that is asked for.
+    `states`: hidden states of the step's batch; those of this text begin at `row`. Row i of `out` is of token i + 1,
+    given the tokens before it.
     """
     end = min(first + count, len(ids) - 1)
     for at in range(first, end, _ROWS):
         to = min(at + _ROWS, end)
         logits = logits_fn(states[row + at - first : row + to - first])
         logits, claimed = _reshaped(logits, ids, at, by), ids[at + 1 : to + 1].to(logits.device)
-        out[0, at:to] = _scores(logits, by).gather(-1, claimed[:, None])[:, 0]
+        logprobs = _scores(logits, by)
+        own = logprobs.gather(-1, claimed[:, None])
+        out.numbers[0, at:to] = own[:, 0]
         if by.noise is not None:
-            out[1, at:to] = _margins(logits, claimed, at, by)
+            out.numbers[1, at:to] = _margins(logits, claimed, at, by)
+        elif by.top is not None:
+            out.numbers[1, at:to] = (logprobs >= own).sum(-1)
+            out.values[at:to], out.tokens[at:to] = logprobs.topk(by.top, -1)
     return first + count >= len(ids)
 
 
-def _as_prompt_logprobs(ids: torch.Tensor, out: torch.Tensor, by: _By) -> Any:
-    """What `_fill` wrote, in the form of vLLM's prompt log-probabilities, with ranks that are this module's mark."""
-    scores, found = out
-    ranks = torch.zeros_like(found) if by.noise is None else -1 - torch.round(found * _MARGIN_STEPS)
-    return LogprobsTensors(ids[1:, None].to(torch.int32), scores[:, None], ranks.to(torch.int32))
+def _as_prompt_logprobs(ids: torch.Tensor, out: _Found, by: _By) -> Any:
+    """What `_fill` wrote, in the form of vLLM's prompt log-probabilities, with true ranks or this module's mark."""
+    scores, ranks = out.numbers
+    if by.top is None:
+        ranks = torch.zeros_like(ranks) if by.noise is None else -1 - torch.round(ranks * _MARGIN_STEPS)
+    tokens = torch.cat([ids[1:, None].to(out.tokens.device), out.tokens], -1)
+    return LogprobsTensors(tokens.to(torch.int32), torch.cat([scores[:, None], out.values], -1), ranks.to(torch.int32))
 
 
-def _empty(ids: torch.Tensor, device: Any) -> torch.Tensor:
-    """For `_fill`: scores and margins of all tokens but the first."""
-    return torch.empty((2, len(ids) - 1), dtype=torch.float32, device=device)
+def _empty(ids: torch.Tensor, device: Any, by: _By) -> _Found:
+    """For `_fill`."""
+    count, top = len(ids) - 1, by.top or 0
+    return _Found(
+        torch.empty((2, count), dtype=torch.float32, device=device),
+        torch.empty((count, top), dtype=torch.int64, device=device),
+        torch.empty((count, top), dtype=torch.float32, device=device),
+    )
 
 
 # ---------------------------------------------------------------- the runner of CPUs, and of GPUs without Triton
@@ -256,7 +289,7 @@ def _score(
     try:
         ids = torch.tensor(request.prompt_token_ids, dtype=torch.int64, device="cpu")
         if request.in_progress_prompt_logprobs_cpu is None:
-            request.in_progress_prompt_logprobs_cpu = _empty(ids, "cpu")
+            request.in_progress_prompt_logprobs_cpu = _empty(ids, "cpu", by)
         out = request.in_progress_prompt_logprobs_cpu
         row = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[name]])
         if not _fill(out, ids, by, runner.model.compute_logits, states, request.num_computed_tokens, row, count):
@@ -300,9 +333,12 @@ def _compute(
             continue
         try:
             slot, by = int(input_batch.idx_mapping_np[i]), asked[name][0]
+            if int(prompt_lens[slot]) < int(input_batch.prefill_len_np[i]):  # preempted after it was scored
+                asked.pop(name)
+                continue
             ids = all_token_ids[slot, : int(prompt_lens[slot])].to(torch.int64)
             if asked[name][1] is None:
-                asked[name][1] = _empty(ids, hidden_states.device)
+                asked[name][1] = _empty(ids, hidden_states.device, by)
             first, row = int(input_batch.num_computed_prefill_tokens_np[i]), int(input_batch.query_start_loc_np[i])
             count = int(input_batch.num_scheduled_tokens[i])
             if _fill(asked[name][1], ids, by, logits_fn, hidden_states, first, row, count):

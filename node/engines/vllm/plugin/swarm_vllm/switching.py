@@ -15,7 +15,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import RequestStatus
 
 from . import adapters, replays
-from .core import finish_batches, salt_waiting, stop, together
+from .core import compute_again, finish_batches, read_prompts_again, salt_waiting, stop, together
 from .rank import drop_adapter_on, switch_adapter_on
 
 __all__ = ["install"]
@@ -42,7 +42,8 @@ def _switch(core: Any, adapter: int, version: str, policy: str, renamed: bool) -
         _abort(core, adapter)
     replays.abort_begun(core, adapter)
     if policy == "recompute":
-        _recompute(core, adapter)
+        compute_again(core, lambda request: adapters.id_of(request) == adapter)
+    read_prompts_again(core, adapter)
     adapters.versions(core)[adapter] = version
     adapters.name_weights(core)
     salt_waiting(core)
@@ -66,13 +67,3 @@ def _abort(core: Any, adapter: int) -> None:
     names = [request.request_id for request in adapters.requests_of(core, adapter)]
     if names:
         core._send_abort_outputs(core.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED))
-
-
-def _recompute(core: Any, adapter: int) -> None:
-    """Have the adapter's running requests computed again from their first token, as vLLM does it for all of them."""
-    scheduler, now = core.scheduler, time.monotonic()
-    own = [request for request in scheduler.running if adapters.id_of(request) == adapter]
-    scheduler.running = [request for request in scheduler.running if adapters.id_of(request) != adapter]
-    for request in reversed(own):
-        scheduler._preempt_request(request, now, drop_stale_output=True)
-        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
