@@ -32,7 +32,8 @@ def test_a_soak(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scenarios.faults.soak", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = json.loads(ended.stdout)
-    assert all("grew by" in sentence for sentence in found["failed"]), "what a minute shows of memory is not judged"
+    others = [sentence for sentence in found["failed"] if "grew by" not in sentence]
+    assert not others, "what a minute shows of growth is not judged, all else is"
     grown = {(row["of"], row["what"]) for row in found["rows"] if not row["flat"]}
     assert not {(of, what) for of, what in grown if what in ("descriptors", "connections")}
     assert found["churned"] >= 5
