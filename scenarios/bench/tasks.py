@@ -20,7 +20,7 @@ import trio.testing
 from libp2p.tools.anyio_service import Service, background_trio_service
 
 from swarm.guard import Source
-from swarm.transport.tasks import GuardedTasks
+from swarm.transport.tasks import GuardedService
 
 __all__ = ["main", "measure"]
 
@@ -36,14 +36,8 @@ class _Library(Service):
         await self.manager.wait_finished()
 
 
-class _Ours(_Library):
-    async def run(self) -> None:
-        async with trio.open_nursery() as self._tasks:
-            await super().run()
-
-    @property
-    def manager(self) -> Any:
-        return GuardedTasks(super().manager, self._tasks, Source.CONNECTION)
+class _Ours(GuardedService, _Library):
+    task_source = Source.CONNECTION
 
 
 async def _start_us(service: Service, tasks: Sequence[int]) -> list[float]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Final
 
 import trio
 from libp2p.abc import INetStream, ISecureTransport
@@ -32,7 +32,7 @@ from swarm.transport.connection.multistream import Channel, propose
 from swarm.transport.connection.muxer import YAMUX_ID, MuxedConnection
 from swarm.transport.connection.tcp import TcpTransport
 from swarm.transport.connection.upgrade import Upgrader
-from swarm.transport.tasks import GuardedTasks
+from swarm.transport.tasks import GuardedService
 
 __all__ = ["Host", "build_host", "security"]
 
@@ -58,18 +58,10 @@ class _NoDialing(AutoConnector):
         """Keeps nothing. The library would remember every peer that ever left."""
 
 
-class _Network(Swarm):
+class _Network(GuardedService, Swarm):
     """The library's network, whose tasks start in the same time however many there are."""
 
-    async def run(self) -> None:
-        """Run until cancelled, with the tasks of all connections."""
-        async with trio.open_nursery() as self._tasks:
-            await super().run()
-
-    @property
-    def manager(self) -> Any:
-        """Starts tasks."""
-        return GuardedTasks(super().manager, self._tasks, Source.CONNECTION)
+    task_source = Source.CONNECTION
 
 
 class Host(BasicHost):

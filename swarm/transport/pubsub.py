@@ -23,7 +23,7 @@ from swarm.transport.base import PeerKey
 from swarm.transport.connection.migrating_connection import lost_is_broken
 from swarm.transport.connection.muxer import MuxedStream
 from swarm.transport.identity import peer_key
-from swarm.transport.tasks import GuardedTasks
+from swarm.transport.tasks import GuardedService
 
 __all__ = ["BoundedPubsub", "Neighbours", "cost_of", "trimmed"]
 
@@ -139,9 +139,11 @@ def cost_of(rpc: rpc_pb2.RPC, length: int) -> float:
     )
 
 
-class BoundedPubsub(Pubsub):
+class BoundedPubsub(GuardedService, Pubsub):
     """The library's service for one topic. `drop`: disconnects a neighbour. `max_queued`: frames that wait to be sent
     to one neighbour."""
+
+    task_source = Source.GOSSIP
 
     def __init__(
         self,
@@ -158,16 +160,6 @@ class BoundedPubsub(Pubsub):
         self._max_queued = max_queued
         self._drop = drop
         self._neighbours = Neighbours()
-
-    async def run(self) -> None:
-        """Run until cancelled, with all tasks."""
-        async with trio.open_nursery() as self._tasks:
-            await super().run()
-
-    @property
-    def manager(self) -> Any:
-        """Starts tasks."""
-        return GuardedTasks(super().manager, self._tasks, Source.GOSSIP)
 
     async def continuously_read_stream(self, stream: Any) -> None:
         """Read a neighbour's frames until its stream ends. Replaces the library's method. Never raises."""

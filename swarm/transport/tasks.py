@@ -6,15 +6,16 @@ starts two more. And an exception in one task would end the service, with the co
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
+from libp2p.tools.anyio_service import Service
 
 from swarm.guard import Source, guarded
 from swarm.transport.base import Unreachable
 from swarm.transport.connection.migrating_connection import lost_is_broken
 
-__all__ = ["GuardedTasks"]
+__all__ = ["GuardedService", "GuardedTasks"]
 
 
 class GuardedTasks:
@@ -39,3 +40,20 @@ class GuardedTasks:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
+
+
+class GuardedService(Service):
+    """Comes before a service of the library among the bases of a class, and has its tasks started by `GuardedTasks`."""
+
+    task_source: ClassVar[Source]
+    """On what the tasks work."""
+
+    async def run(self) -> None:
+        """Run until cancelled, with all tasks."""
+        async with trio.open_nursery() as self._tasks:
+            await super().run()  # the library's service  # pyright: ignore[reportAbstractUsage]
+
+    @property
+    def manager(self) -> Any:
+        """Starts tasks."""
+        return GuardedTasks(super().manager, self._tasks, self.task_source)
