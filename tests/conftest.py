@@ -31,6 +31,9 @@ settings.register_profile(
 settings.register_profile("fuzz", deadline=None, max_examples=2000, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
 
+from scenarios.harness import forked  # noqa: E402 - it keeps the environment, which is complete here
+from scenarios.harness.processes import Processes  # noqa: E402
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed, and so has no test")
@@ -78,6 +81,13 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("SWARM_STRICT", "1")  # what a guard would survive is a failure here
     monkeypatch.setenv("SWARM_HOME", str(tmp_path_factory.getbasetemp() / "swarm-home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
+
+
+@pytest.fixture(autouse=True)
+def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of swarm-node begin with their imports done, except where time and memory are judged."""
+    if request.node.get_closest_marker("alone") is None:
+        monkeypatch.setattr(Processes, "starts", staticmethod(forked.start))
 
 
 @pytest.fixture(autouse=True)

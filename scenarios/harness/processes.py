@@ -41,11 +41,14 @@ class Processes:
     example. `environment`: variables for all processes.
     """
 
+    starts: Callable[..., Any] = subprocess.Popen
+    """What starts processes; the tests have some forked (`scenarios.harness.forked`)."""
+
     def __init__(
         self,
         folder: Path,
         *,
-        on: Callable[[str], Callable[..., Any]] = lambda name: subprocess.Popen,
+        on: Callable[[str], Callable[..., Any]] = lambda name: Processes.starts,
         environment: dict[str, str] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:

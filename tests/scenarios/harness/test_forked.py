@@ -1,0 +1,103 @@
+"""Processes that are forked instead of executed are like those that `subprocess.Popen` starts."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scenarios.harness import forked
+from scenarios.harness.forked import Forked
+from scenarios.harness.processes import group_alive, kill
+from scenarios.harness.swarm import swarm_on
+
+NODE = [sys.executable, "-m", "node.cli"]
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+WITHIN_S = 60.0
+
+
+@pytest.fixture(params=[forked.start, subprocess.Popen], ids=["forked", "executed"])
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    started = []
+
+    def noted(command: list[str], **options: Any) -> Any:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        started.append(request.param(command, **{"env": environment} | options))
+        assert isinstance(started[-1], Forked) == (request.param is forked.start)
+        return started[-1]
+
+    yield noted
+    for process in started:
+        kill(process)
+
+
+def test_it_prints_and_ends_with_a_code(start: Callable[..., Any]) -> None:
+    asked = start([*NODE, "--help"], **PIPES)
+    out, error = asked.communicate(timeout=WITHIN_S)
+    assert (asked.returncode, error) == (0, b"")
+    assert b"swarm-node" in out
+    refused = start([*NODE, "nothing-of-ours"], **PIPES)
+    out, error = refused.communicate(timeout=WITHIN_S)
+    assert (refused.returncode, out) == (2, b"")
+    assert b"nothing-of-ours" in error
+    assert (refused.poll(), refused.wait(0)) == (2, 2)
+
+
+def test_it_has_its_own_environment_folder_and_session(
+    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["seed", "--raw-mb", "1", "--preset", "loopback", "--listen", "127.0.0.1:0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "SWARM_HOME": "home"}
+    with (tmp_path / "log").open("ab") as log:
+        seed = start([*NODE, *words], env=environment, stdout=log, stderr=log, start_new_session=True)
+    while not (tmp_path / "home" / "status.sock").exists():
+        assert seed.poll() is None, (tmp_path / "log").read_text()
+    assert os.getsid(seed.pid) == os.getpgid(seed.pid) == seed.pid
+    with pytest.raises(subprocess.TimeoutExpired):
+        seed.wait(0.01)
+    assert sorted(os.readlink(f"/proc/{seed.pid}/fd/{number}") for number in (1, 2)) == [str(tmp_path / "log")] * 2
+    seed.terminate()
+    assert seed.wait(WITHIN_S) in (143, -signal.SIGTERM)
+    assert not group_alive(seed.pid)
+    seed.send_signal(signal.SIGKILL)  # the process has ended: nobody is sent anything
+
+
+def test_a_killed_one_has_the_signal_as_its_code(start: Callable[..., Any]) -> None:
+    process = start([*NODE, "join", "-"], stdin=subprocess.PIPE, **PIPES)
+    process.kill()
+    assert process.wait(WITHIN_S) == -signal.SIGKILL
+
+
+def test_it_reads_what_is_written_to_it(start: Callable[..., Any]) -> None:
+    process = start([*NODE, "join", "-"], stdin=subprocess.PIPE, **PIPES)
+    process.stdin.write(b"no ticket\n")
+    _, error = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 2
+    assert b"ticket" in error
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ([sys.executable, "-c", "pass"], {}),
+        ([*NODE, "--help"], {"text": True}),
+        ([*NODE, "--help"], {"stderr": subprocess.STDOUT}),
+        ([*NODE, "--help"], {"env": {"PATH": os.environ["PATH"]}}),
+        ([*NODE, "--help"], {"env": os.environ | {"OMP_NUM_THREADS": "3"}}),
+    ],
+)
+def test_what_a_fork_could_not_do_is_executed(command: list[str], options: dict[str, Any]) -> None:
+    process = forked.start(command, stdout=subprocess.DEVNULL, **options)
+    assert isinstance(process, subprocess.Popen)
+    assert process.wait(WITHIN_S) == 0
+
+
+def test_processes_of_a_swarm_are_forked(tmp_path: Path) -> None:
+    with swarm_on(tmp_path, None, 0, ("--raw-mb", "1")) as swarm:  # type: ignore[arg-type]
+        assert isinstance(swarm.running["seed"], Forked)
+        assert swarm.json("seed", "status")["swarm"]
