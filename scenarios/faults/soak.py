@@ -167,12 +167,13 @@ class Soak:
         self.full += 1
 
     def _free_node(self) -> None:
-        """Free the node's disk, and start the node again if it has ended."""
+        """Free the node's disk once the node has ended because of it, and start the node again. A node that had failed
+        to write, but had not ended yet, would end later, when nobody expects that."""
+        run = self._run
+        run.until("the node says that its disk is full", lambda: not run.runs("disk"), FULL_WITHIN_S)
         self._disks["disk"].free()
-        if not self._run.runs("disk"):
-            self._ended_full("disk")
-            self._run.start(Actor("node", "disk"))
-        self._run.up.add("disk")
+        self._ended_full("disk")
+        run.start(Actor("node", "disk"))
 
     def _fill_and_free_seed(self) -> None:
         """Fill the seed's disk until the seed refuses a version or ends, then free it: nothing goes on without it."""
