@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +38,13 @@ def report_rows(
 
 
 def run_as_program(main: Callable[[], int]) -> None:
-    """End this process with the exit code that `main` returns; with 2 and the error's text after a `UsageError`."""
+    """End this process with the exit code that `main` returns; with 2 and the error's text after a `UsageError`.
+
+    SIGTERM does what Ctrl-C does: the processes that `main` has started are ended.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         code = main()
     except UsageError as error:
