@@ -53,7 +53,7 @@ lint: install ## ruff: rules and format
 	$(BIN)/ruff format --check .
 
 types: install ## pyright
-	$(BIN)/pyright codec swarm node
+	$(BIN)/pyright $(PACKAGES)
 
 fuzz: install ## a million hostile messages for each reader, mutated payloads and chunks, and the property tests: hours
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'hypothesis and not vllm and not sglang and not wan and not gpu and not foreign' $(PYTEST_FLAGS)

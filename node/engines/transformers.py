@@ -271,7 +271,9 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         return self._adapters.at(slot).root()
 
     def version_of(self, adapter: str) -> Version:
-        found = None if self._adapters is None else self._adapters.named(adapter)
+        if self._adapters is None:
+            return super().version_of(adapter)
+        found = self._adapters.named(adapter)
         return self.version if found is None else max(self.version, found.version)
 
     @contextmanager

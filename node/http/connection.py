@@ -1,13 +1,13 @@
 """One client's HTTP/1.1 connection over h11: reads requests and writes answers, each within its deadline."""
 
-from typing import Final
+from typing import Any, Final, Protocol
 
 import h11
 import trio
 
 from node.http.messages import CutShort, Handler, HttpLimits, Request, RequestHead, Response, Streaming, refusal
 
-__all__ = ["HttpConnection"]
+__all__ = ["ClientStream", "HttpConnection"]
 
 LINGER_S: Final = 0.5
 LINGER_BYTES: Final = 256 << 10
@@ -19,10 +19,33 @@ MAX_HEADERS: Final = 100
 """OpenAI's clients send twenty; parsing many more would take milliseconds per request."""
 
 
+class PeerSocket(Protocol):
+    """The socket below a client's connection."""
+
+    def getpeername(self) -> Any:
+        """Its client's address; the host is first."""
+        ...
+
+
+class ClientStream(Protocol):
+    """What the server uses of a client's connection: a part of `trio.SocketStream`."""
+
+    @property
+    def socket(self) -> PeerSocket: ...
+
+    async def receive_some(self, max_bytes: int | None = None, /) -> bytes | bytearray: ...
+
+    async def send_all(self, data: bytes, /) -> None: ...
+
+    async def send_eof(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
 class HttpConnection:
     """Reads a client's requests and answers them, one after another."""
 
-    def __init__(self, stream: trio.SocketStream, limits: HttpLimits) -> None:
+    def __init__(self, stream: ClientStream, limits: HttpLimits) -> None:
         self._stream = stream
         self._limits = limits
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import trio
 
-from node.http.connection import HttpConnection
+from node.http.connection import ClientStream, HttpConnection
 from node.http.memory_budget import BudgetFull, MemoryBudget
 from node.http.messages import (
     DEFAULT_LIMITS,
@@ -77,7 +77,7 @@ class HttpServer:
         self._known = 0
         """Connections of clients that are no strangers."""
 
-    async def serve_connection(self, stream: trio.SocketStream) -> None:
+    async def serve_connection(self, stream: ClientStream) -> None:
         """Serve one connection. Errors that its client causes, or that are bugs of ours, end here."""
         address = _address(stream)
         place = None
@@ -129,7 +129,7 @@ class HttpServer:
             request.until_sent.close()
 
 
-def _address(stream: trio.SocketStream) -> str:
+def _address(stream: ClientStream) -> str:
     try:
         return address_of(stream.socket.getpeername()[0])
     except OSError:  # it has reset the connection already

@@ -50,7 +50,7 @@ def make(folder: Path, seed: int) -> Path:
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
     make_tokenizer(folder, 512)
     return folder
 

@@ -52,7 +52,9 @@ class Spent(NamedTuple):
     dirtied: int
 
     def minus(self, other: "Spent") -> "Spent":
-        return Spent(*(mine - its for mine, its in zip(self, other, strict=True)))
+        return Spent(
+            self.cpu_s - other.cpu_s, self.read - other.read, self.wrote - other.wrote, self.dirtied - other.dirtied
+        )
 
 
 _NOTHING: Final = Spent(0.0, 0, 0, 0)

@@ -70,7 +70,7 @@ def _qwen(dtype: torch.dtype = torch.float32, *, tied: bool = False, bias: bool 
         vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, head_dim=8, tie_word_embeddings=tied, attention_bias=bias, use_cache=use_cache,
     )  # fmt: skip
-    return Qwen3ForCausalLM(config).to(dtype)
+    return torch.nn.Module.to(Qwen3ForCausalLM(config), dtype)
 
 
 def _llama() -> Any:
@@ -87,7 +87,8 @@ def _gpt2() -> Any:
 def _moe() -> Any:
     config = Qwen3MoeConfig(
         vocab_size=48, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_experts=4,
-        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
+        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        head_dim=8,  # pyright: ignore[reportCallIssue] - the model reads it, the configuration does not declare it
     )  # fmt: skip
     return Qwen3MoeForCausalLM(config)
 

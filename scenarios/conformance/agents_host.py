@@ -72,13 +72,13 @@ def langchain(url: str) -> dict[str, Any]:
 
     calls: list[list[int]] = []
 
-    @tool
     def add(a: int, b: int) -> str:
         """Add two numbers."""
         calls.append([a, b])
         return f"result {a + b}"
 
-    model = ChatOpenAI(model="policy", base_url=url, api_key="none").bind_tools([add])  # type: ignore[arg-type]
+    adder = tool(add)
+    model = ChatOpenAI(model="policy", base_url=url, api_key="none").bind_tools([adder])  # type: ignore[arg-type]
     answers: list[str] = []
     for streamed in (False, True):
         messages: list[Any] = [HumanMessage(QUESTION)]
@@ -94,7 +94,7 @@ def langchain(url: str) -> dict[str, Any]:
             if not answer.tool_calls:
                 break
             for call in answer.tool_calls:
-                messages.append(ToolMessage(add.invoke(call["args"]), tool_call_id=call["id"]))
+                messages.append(ToolMessage(adder.invoke(call["args"]), tool_call_id=call["id"]))
         answers.append(str(messages[-1].content))
     return {"answers": answers, "calls": calls}
 

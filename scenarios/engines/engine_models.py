@@ -97,9 +97,8 @@ def make_experts(
     if family == "mixtral":
         config: Any = MixtralConfig(intermediate_size=narrow, num_local_experts=experts, sliding_window=None, **sizes)
         return _save(MixtralForCausalLM(config), folder, 512, seed)
-    config = Qwen3MoeConfig(
-        intermediate_size=512, moe_intermediate_size=narrow, head_dim=64, num_experts=experts, **sizes
-    )
+    sizes["head_dim"] = 64
+    config = Qwen3MoeConfig(intermediate_size=512, moe_intermediate_size=narrow, num_experts=experts, **sizes)
     return _save(Qwen3MoeForCausalLM(config), folder, 512, seed)
 
 
@@ -201,7 +200,7 @@ def make_seeing(folder: Path, *, seed: int = 0) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)
     side = {"longest_edge": 56}
     processor = {
         "image_processor_type": "Idefics3ImageProcessor", "do_resize": True, "size": side, "max_image_size": side,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from msgspec import UnsetType
 
 from codec import Checkpoint, write_checkpoint
 from codec.bits import Bits
@@ -84,7 +85,7 @@ def _run(folder: Path, place: str, steps: list[Path]) -> dict[str, Any]:
             "node_memory_models": own.memory.used_bytes / nbytes,
             "home_models": _disk_bytes(swarm.home("node")) / nbytes,
             "commit_ms": np.median([commit.pause_ms for commit in own.commits[1:]]).item() if own.commits else None,
-            "live_reads": None if not hasattr(live, "right") else [live.right, live.other],
+            "live_reads": None if isinstance(live, UnsetType) else [live.right, live.other],
         }
     finally:
         swarm.close()

@@ -73,7 +73,7 @@ class Counting:
             elif "ended" in line:
                 self._end(line["ended"])
             else:
-                self.answers[line.get("published", line.get("failed"))] = line
+                self.answers[line["published"] if "published" in line else line["failed"]] = line
 
     def compare_book(self) -> int:
         """Read the book and compare it with what it had before; returns the number of its rollouts. Raises

@@ -65,7 +65,6 @@ class DiceEngine(InProcessEngine, SteppedEngine):
 
     kind = "dice"
     abilities = frozenset({OPTIONS})
-    unreadable = ""
 
     def __init__(self, *, threads: int | None = None, device: str | None = None) -> None:
         self._layout: Layout | None = None
@@ -104,8 +103,12 @@ class DiceEngine(InProcessEngine, SteppedEngine):
         for block in range(layout.n_blocks):
             spec = layout.block(block)
             part = self._bits[spec.name][spec.start : spec.start + spec.count]
-            hashes[block] = np.frombuffer(blake3(part.view(np.uint8)).digest(), np.uint8)
+            hashes[block] = np.frombuffer(blake3(part.view(np.uint8).data).digest(), np.uint8)
         return hashes
+
+    @property
+    def unreadable(self) -> str:
+        return ""
 
     def read_blocks(self, blocks: Sequence[int], window: NDArray[np.uint8]) -> None:
         if self._layout is None:

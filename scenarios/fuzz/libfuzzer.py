@@ -26,11 +26,12 @@ def fuzz(about: str | None, packages: Sequence[str], load: Callable[[], tuple[Ta
     parser.add_argument("--corpus", type=Path, help="where interesting inputs are kept (default: nowhere)")
     options = parser.parse_args()
     try:
-        import atheris
+        import atheris  # pyright: ignore[reportMissingModuleSource] - of the extra `fuzz`
     except ImportError:
         print(f"Guided fuzzing needs atheris (Linux): {how_to_get('fuzz')}", file=sys.stderr)
         return 2
-    with atheris.instrument_imports(include=list(packages)):
+    # Its stub leaves this function out.
+    with atheris.instrument_imports(include=list(packages)):  # pyright: ignore[reportAttributeAccessIssue]
         one, write_corpus = load()
     folder = options.corpus or Path(tempfile.mkdtemp(prefix="swarm-fuzz-"))
     folder.mkdir(parents=True, exist_ok=True)

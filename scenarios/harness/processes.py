@@ -222,7 +222,9 @@ def next_line(process: subprocess.Popen[str], word: str = "", within_s: float = 
     if not found:
         code = process.poll()
         fate = f"printed nothing for {within_s:.0f} s" if code is None else f"ended with {code}"
-        raise ProcessFailed(f"{' '.join(map(str, process.args))[-300:]} {fate}; expected was a line {word}")
+        args = process.args
+        command = [args] if isinstance(args, (str, bytes, os.PathLike)) else args
+        raise ProcessFailed(f"{' '.join(map(str, command))[-300:]} {fate}; expected was a line {word}")
     return found[0]
 
 

@@ -116,7 +116,7 @@ class HuntEngine(ModelledEngine):
             raise EngineLost("the engine is not loaded")
         self.check()
         restarts = self.restarts + self.reloads
-        found = await super().generate(prompts, sampling, counts, adapter)
+        found = await super().generate(prompts, sampling, counts, adapter, draws)
         if restarts != self.restarts + self.reloads:
             raise EngineLost("the engine was loaded anew")
         for completion in found[0]:
@@ -128,10 +128,10 @@ class HuntEngine(ModelledEngine):
         if not self.ready:
             raise EngineLost("the engine is not loaded")
         changes = [(name, where.copy(), bits.copy()) for name, where, bits in read_patch(patch_fd)]
-        self._staged = version, changes  # type: ignore[assignment]
+        self._staged = version, changes
         return await super().stage(patch_fd, version)
 
-    async def commit(self, version: Version, root: bytes) -> Commitment | None:  # type: ignore[override]
+    async def commit(self, version: Version, root: bytes) -> Commitment | None:
         if not self.ready:
             raise EngineLost("the engine is not loaded")
         if self.dies or self.hangs_until > trio.current_time():

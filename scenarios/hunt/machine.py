@@ -153,7 +153,7 @@ class Machine:
                 raise Killed
             result = function(*args)
             await trio.sleep(self.rng.random() * 0.001)
-        return result
+            return result
 
     # ------------------------------------------------------------ life
 

@@ -26,6 +26,7 @@ from node.host import endpoint
 from node.member import join
 from node.member.finishing import Finishing
 from node.member.following import Way
+from node.settings.choices import EngineName
 from node.settings.config import JoinConfig, SeedConfig
 from node.settings.ticket import Ticket
 from scenarios.hunt.diary import Diary
@@ -156,7 +157,7 @@ class _World:
         rng = random.Random(f"{name} {self.schedule.seed}")
         return Machine(name, key, self._folder / name, rng, self._oracle, self._tally, main)
 
-    def _new_node(self, name: str, engine: str) -> Machine:
+    def _new_node(self, name: str, engine: EngineName) -> Machine:
         key, number = self._new_key(), len(self._all)
         machine = self._machine(name, key, partial(self._run_node, name, number, key, engine))
         machine.look = self._restarts.of_node(machine, self._ticket.authority)
@@ -181,7 +182,7 @@ class _World:
         )  # fmt: skip
         await coordinator._run_with_key(config, key, trio.TASK_STATUS_IGNORED)
 
-    async def _run_node(self, name: str, number: int, key: Key, engine: str) -> None:
+    async def _run_node(self, name: str, number: int, key: Key, engine: EngineName) -> None:
         config = JoinConfig(
             home=self._all[name].home, name=name, listen=(_address(number),), announce=(_address(number),),
             wait_for_seed="24h", replica="ram", engine=engine, device="cpu", region=f"region {number % 2}",

@@ -25,11 +25,11 @@ from scenarios.harness.command import run_as_program
 from scenarios.harness.plot import drawing
 from scenarios.rl.wan import SYNC_STEPS, common, run_of, say, wan_of
 from scenarios.sim.virtual.compute import Compute
-from scenarios.sim.virtual.training import train
+from scenarios.sim.virtual.training import Carrier, train
 
 __all__ = ["main"]
 
-ROWS: Final = {
+ROWS: Final[dict[str, tuple[Carrier, str, int]]] = {
     "ahead-published": ("swarm", "published", 1),
     "ahead-swarm": ("swarm", "swarm", 1),
     "sync-published": ("swarm", "published", 0),

@@ -77,11 +77,12 @@ async def run(share: float, steps: int, nodes: int, groups: int, check: float, s
             await trio.sleep(REPLACED_AFTER_S)
             await ledger_sim.hire(KIND)
 
+        for _ in range(WARM_UP):
+            await trainer.step()
+        drawn, kept, taken = ledger_sim.drawn, ledger_sim.kept, trainer.taken_tokens
         times = []
-        for number in range(WARM_UP + steps):
-            if number == WARM_UP:
-                drawn, kept, taken = ledger_sim.drawn, ledger_sim.kept, trainer.taken_tokens
-            for member in [m for m in ledger_sim.members.values() if m.fault is None] if number >= WARM_UP else ():
+        for _ in range(steps):
+            for member in [m for m in ledger_sim.members.values() if m.fault is None]:
                 if chance.random() < share:
                     nursery.start_soon(strike, member, chance.uniform(0, expected_s), next(kinds))
             times.append(await trainer.step())
@@ -90,8 +91,8 @@ async def run(share: float, steps: int, nodes: int, groups: int, check: float, s
         result = {
             "share": share,
             "struck": len(struck),
-            "steps_s": times[WARM_UP:],
-            "mean_step_s": statistics.fmean(times[WARM_UP:]),
+            "steps_s": times,
+            "mean_step_s": statistics.fmean(times),
             "drawn": ledger_sim.drawn - drawn,
             "lost": lost,
             "drawing": (drawing := sum(ledger_sim.drawing(member) for member in struck)),

@@ -17,6 +17,7 @@ import trio.testing
 from codec.sign import Key
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
+from node.engines.link import Draws
 from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.packing import pack_tokens
@@ -84,7 +85,7 @@ class Engine(ModelledEngine):
         self._position, self._since = self._now, None
         self._wake()
 
-    async def commit(self, version: Version, root: bytes) -> Commitment:
+    async def commit(self, version: Version, root: bytes) -> Commitment | None:
         if self.hung:
             await trio.sleep_forever()
         taken = await super().commit(version, root)
@@ -93,9 +94,14 @@ class Engine(ModelledEngine):
         return taken
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        counts: Counts | None = None,
+        adapter: str = "",
+        draws: Draws | None = None,
     ) -> tuple[list[Completion], float]:
-        completions, seconds = await super().generate(prompts, sampling, counts)
+        completions, seconds = await super().generate(prompts, sampling, counts, adapter, draws)
         self.done += sum(len(completion.token_ids) for completion in completions)
         return [self._reported(completion) for completion in completions], seconds
 

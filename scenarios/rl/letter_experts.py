@@ -26,8 +26,9 @@ def make_letter_experts(
     config = Qwen3MoeConfig(
         vocab_size=32, hidden_size=hidden, intermediate_size=hidden, moe_intermediate_size=hidden // 2,
         num_experts=experts, num_experts_per_tok=chosen, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, initializer_range=0.1, norm_topk_prob=True,
+        num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.1, norm_topk_prob=True,
         tie_word_embeddings=False, eos_token_id=SortLetters.END, pad_token_id=SortLetters.END + 1, bos_token_id=None,
+        head_dim=16,  # pyright: ignore[reportCallIssue] - the model reads it, the configuration does not declare it
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from node.engines.base import Completion, Prompt, SamplingParams
+from node.engines.base import Completion, EngineError, Prompt, SamplingParams
 from node.engines.transformers import TransformersEngine
 
 __all__ = ["PacedEngine"]
@@ -30,25 +30,28 @@ class PacedEngine(TransformersEngine):
         self._drawn = 0
         self._count_file = os.environ.get("SCENARIO_DRAWN")
 
-    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
+    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> None:
         if not self.counts():  # it was idle, so no tokens are owed
             self._due = time.monotonic()
-        super().begin(flight, prompts, sampling)
+        super().begin(flight, prompts, sampling, adapter)
 
-    def step(self) -> list[tuple[int, list[Completion]]]:
-        before = self._in_flight()
-        done = super().step()
-        tokens = self._in_flight() + sum(len(c.token_ids) for _, completions in done for c in completions) - before
+    def step(self) -> list[tuple[int, list[Completion] | EngineError]]:
+        before = {flight: sum(counts) for flight, counts in self.counts().items()}
+        outcomes = super().step()
+        after = {flight: sum(counts) for flight, counts in self.counts().items()}
+        for flight, outcome in outcomes:  # the last step drew no token of a flight that could not be continued
+            is_lost = isinstance(outcome, EngineError)
+            after[flight] = before[flight] if is_lost else sum(len(completion.token_ids) for completion in outcome)
+        tokens = sum(after.values()) - sum(before.values())
         self._drawn += tokens
         if self._count_file is not None:
             Path(self._count_file + ".new").write_text(str(self._drawn))
             os.replace(self._count_file + ".new", self._count_file)
         self._due = max(self._due, time.monotonic() - 1.0) + tokens / self._tokens_s
         time.sleep(max(0.0, self._due - time.monotonic()))
-        return [(flight, [self._reported(c) for c in completions]) for flight, completions in done]
+        return [(flight, self._reported(outcome)) for flight, outcome in outcomes]
 
-    def _in_flight(self) -> int:
-        return sum(map(sum, self.counts().values()))
-
-    def _reported(self, true: Completion) -> Completion:
-        return msgspec.structs.replace(true, logprobs=(0.0,) * len(true.logprobs)) if self._lies else true
+    def _reported(self, true: list[Completion] | EngineError) -> list[Completion] | EngineError:
+        if isinstance(true, EngineError) or not self._lies:
+            return true
+        return [msgspec.structs.replace(one, logprobs=(0.0,) * len(one.logprobs)) for one in true]

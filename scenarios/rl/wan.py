@@ -34,7 +34,7 @@ from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
 from scenarios.sim.virtual.compute import PUBLISHED, Compute, Run
 from scenarios.sim.virtual.flow import PACKET_OVERHEAD
-from scenarios.sim.virtual.training import Outcome, Wan, train
+from scenarios.sim.virtual.training import Carrier, Outcome, Wan, train
 
 __all__ = ["SYNC_STEPS", "common", "main", "run_of", "say", "wan_of"]
 
@@ -207,7 +207,8 @@ def _full(run: Run, wan: Wan, free: Outcome, seed: int) -> dict[str, dict[str, f
     copy_s = run.full_bytes * 8e-6 * PACKET_OVERHEAD / wan.mbit
     step_s = run.samples * run.tokens * run.grain / free.tokens_s
     found: dict[str, dict[str, float]] = {}
-    for carrier, copies in (("relayed", 1), ("regions", wan.regions), ("star", run.nodes)):
+    copies_sent: dict[Carrier, int] = {"relayed": 1, "regions": wan.regions, "star": run.nodes}
+    for carrier, copies in copies_sent.items():
         found[carrier] = {"at_best": free.tokens_s * min(1.0, step_s / (copies * copy_s))}
         if carrier == "regions" and copies == 1:
             found[carrier] = found["relayed"]

@@ -58,19 +58,20 @@ def sizes(count: int, seed: int = 0) -> dict[str, Any]:
     def roster(who: list[Member], serial: int, parents: tuple[tuple[int, ...], ...]) -> Roster:
         return Roster(swarm, 1, serial, ("/ip4/203.0.113.7/tcp/4001",), tuple(who), parents)
 
-    grown, came, left = [], [], []
-    for _ in range(ROUNDS):
+    def plan() -> tuple[tuple[Roster, Roster, Roster], tuple[float, float, float]]:
+        """The rosters of all, with one more, and without one of these; and how long planning each took, in seconds."""
         planner = Planner(STRIPES, "region0")
-        parents, took = _timed(lambda planner=planner: planner.update(everyone))
-        grown.append(took)
+        parents, grown_s = _timed(lambda: planner.update(everyone))
         first = roster(everyone, 1, parents)
-        parents, took = _timed(lambda planner=planner: planner.update([*everyone, newcomer]))
-        came.append(took)
+        parents, came_s = _timed(lambda: planner.update([*everyone, newcomer]))
         second = roster([*everyone, newcomer], 2, parents)
         gone = [*everyone[: count // 2], *everyone[count // 2 + 1 :], newcomer]
-        parents, took = _timed(lambda planner=planner, gone=gone: planner.update(gone))
-        left.append(took)
-        third = roster(gone, 3, parents)
+        parents, left_s = _timed(lambda: planner.update(gone))
+        return (first, second, roster(gone, 3, parents)), (grown_s, came_s, left_s)
+
+    plans = [plan() for _ in range(ROUNDS)]
+    first, second, third = plans[-1][0]
+    grown, came, left = zip(*(seconds for _, seconds in plans), strict=True)
     slots = range(count)
     soft = set(rng.sample(slots, max(1, count // 100)))
     empty = set(rng.sample(slots, count // 50))

@@ -135,7 +135,7 @@ def fresh_s(crowd: Crowd, payload_bytes: int, seed: int, cut: Cut) -> float:
     head, began = newest(world), world.now
     for node in far:
         version = held[node.key.public]
-        old = world.versions[version].manifest if version in world.versions else world.base
+        old = world.versions[version].manifest if version is not None and version in world.versions else world.base
         world.join(node.link, held=old, region=REGIONS[node.link.region])
     whole = world.run_until(lambda: world.all_hold(head), PATIENCE_S, 0.05)
     return world.now - began if whole else float("inf")

@@ -10,17 +10,19 @@ such nodes.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
 
+from codec.adapter import AdapterConfig
 from node.engines.base import MIN_LOGPROB, REPLAYS, Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
 from node.engines.judgement import Claim, Judgement
-from node.engines.link import EngineFailed, EngineLost
+from node.engines.link import Draws, EngineFailed, EngineLost
+from node.engines.room import Room
 from node.member.engine_client import EngineClient
 from swarm.protocol.core.events import VersionId
 
@@ -111,10 +113,6 @@ class CheatingClient:
         self._named: dict[Version, Version] = {}
         """As what the node named the versions that its engine had while it lagged."""
 
-    def __getattr__(self, name: str) -> Any:
-        """All that is not said here is the engine's own."""
-        return getattr(self._engine, name)
-
     @property
     def version(self) -> Version:
         """As the node claims it."""
@@ -134,6 +132,62 @@ class CheatingClient:
     def _is_level(self) -> bool:
         """The engine has what the node claims: always, except in the attack `stale`. A reload brings it level, too."""
         return self._kept is None or self._engine.version >= self._kept.version
+
+    # ------------------------------------------------------------ the engine's own
+
+    @property
+    def preemptible(self) -> bool:
+        return self._engine.preemptible
+
+    @property
+    def continuous_batching(self) -> bool:
+        return self._engine.continuous_batching
+
+    @property
+    def room(self) -> Room:
+        return self._engine.room
+
+    @property
+    def scores(self) -> bool:
+        return self._engine.scores
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        return self._engine.abilities
+
+    @property
+    def kind(self) -> str:
+        return self._engine.kind
+
+    @property
+    def ready(self) -> bool:
+        return self._engine.ready
+
+    @property
+    def adapters(self) -> Mapping[str, Version]:
+        return self._engine.adapters
+
+    async def wait_ready(self) -> None:
+        await self._engine.wait_ready()
+
+    async def wait_up(self) -> None:
+        await self._engine.wait_up()
+
+    def lacks(self, version: Version) -> bool:
+        return self._engine.lacks(version)
+
+    async def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
+    ) -> tuple[tuple[float, ...], Version]:
+        return await self._engine.score(prompt, token_ids, sampling, adapter)
+
+    async def set_adapter(
+        self, slot: int, config: AdapterConfig, fd: int, version: Version, root: bytes
+    ) -> float | None:
+        return await self._engine.set_adapter(slot, config, fd, version, root)
+
+    async def drop_adapter(self, slot: int) -> None:
+        await self._engine.drop_adapter(slot)
 
     # ------------------------------------------------------------ versions
 
@@ -176,10 +230,17 @@ class CheatingClient:
     # ------------------------------------------------------------ as an author
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        counts: Counts | None = None,
+        adapter: str = "",
+        draws: Draws | None = None,
     ) -> tuple[Sequence[Completion], float]:
-        """Draw as the attack has it."""
+        """Draw as the attack has it. `draws` is called only where the engine's tokens are delivered as they are drawn:
+        by an honest author."""
         attack = self._attack()
+        told = draws if self._is_level and (not attack or attack in LIES) else None
         if attack == BASE_ALONE:
             adapter = ""
         if attack in ("best_of_two", "replayed"):
@@ -190,7 +251,7 @@ class CheatingClient:
                 pairs = zip(drawn, found, strict=True)
                 found, seconds = [max(pair, key=_likelihood) for pair in pairs], seconds + more_s
         else:
-            found, seconds = await self._engine.generate(prompts, _drawn_by(attack, sampling), counts, adapter)
+            found, seconds = await self._engine.generate(prompts, _drawn_by(attack, sampling), counts, adapter, told)
             if attack in ("temperature", "top_p", "no_end", "claims"):
                 rows = zip(prompts, found, strict=True)
                 found = [await self._faked(attack, prompt, one, sampling) for prompt, one in rows]

@@ -240,7 +240,7 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = json_parser(__doc__ + "\nAttacks:\n" + "".join(f"  {name:<24}{what}\n" for name, what in ATTACKS.items()))
+    parser = json_parser(f"{__doc__}\nAttacks:\n" + "".join(f"  {name:<24}{what}\n" for name, what in ATTACKS.items()))
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--attacks", nargs="+", choices=tuple(ATTACKS), help="default: all that the engine can")
     parser.add_argument("--honest", type=int, default=5, help="honest nodes (default 5)")

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from node.engines.base import Completion, Prompt, SamplingOptions, SamplingParams
 from node.engines.cohort import Cohort
@@ -71,7 +71,8 @@ class Record:
     def save(self, file: Path) -> None:
         """Write the record under its final name only when it is whole."""
         scratch = file.with_name("scratch-" + file.name)
-        np.savez(scratch, ends=self.ends, **{name: np.concatenate(parts) for name, parts in self.columns.items()})
+        columns = {name: np.concatenate(parts) for name, parts in self.columns.items()}
+        np.savez(scratch, ends=self.ends, **columns)  # pyright: ignore[reportArgumentType] - none is `allow_pickle`
         scratch.replace(file)
 
 
@@ -98,7 +99,7 @@ def _drawn(model: Any, prompts: list[Prompt], sampling: SamplingParams) -> list[
 
     `model`: of transformers, or a `scenarios.verification.vllm_author.VllmAuthor`.
     """
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, PreTrainedModel):
         return model.draw(prompts, sampling)
     out: dict[int, Completion] = {}
     lengths = {len(prompt.token_ids) for prompt in prompts}

@@ -173,7 +173,8 @@ def _lists(info: Any) -> Iterator[Mutation]:
     yield Mutation("a thousand times", lambda old, rng: (old or [0])[:1] * 1000)
 
 
-def _structs(info: types.StructType) -> Iterator[Mutation]:
+def _structs(info: types.Type) -> Iterator[Mutation]:
+    assert isinstance(info, types.StructType)
     if info.array_like:
         yield Mutation("without its last field", lambda old, rng: old[:-1])
         yield Mutation("without any field", _to([]))

@@ -36,7 +36,7 @@ SHAPED: Final = SamplingParams(
 _GROUP: Final = bytes(16)
 _PROMPT: Final = pack_tokens((5, 6, 7))
 _ROOT: Final = root_of(0, 3)
-_SCORES: Final = pack_scores(np.ones(2), -np.ones(2), np.ones((2, 1)), -np.ones((2, 1)))
+_SCORES: Final = pack_scores(np.ones(2, np.uint32), -np.ones(2), np.ones((2, 1), np.uint32), -np.ones((2, 1)))
 
 
 def sample_rollout() -> Rollout:

@@ -69,7 +69,7 @@ class _World(GatewayWorld):
         return trio.run(self._ask_seed, kind.name, data, clock=clock)
 
     async def _ask_seed(self, name: str, data: bytes) -> str:
-        before = [_ASK] if name in ("Delivered", "Over") else []
+        before: list[Ask | Delivered | Over] = [_ASK] if name in ("Delivered", "Over") else []
         frames = [frame(msgspec.msgpack.encode(ToSeed(before)))] if before else []
         channel = _Waiting(ToSeed, [*frames, frame(data)])
         admission = Admission(Clients(None, KEY))

@@ -119,13 +119,20 @@ class _Requests:
         likeliest = np.ones((3, sampling.extra.top_logprobs))
         top = pack_top(likeliest.astype(np.uint32), -likeliest)
         places, k = len(prompt) - 1, sampling.extra.prompt_logprobs
-        others = np.ones((places, k or 0))
-        scores = b"" if k is None else pack_scores(np.ones(places), -np.ones(places), others, -others)
+        tokens_of, others = np.ones((places, k or 0), np.uint32), -np.ones((places, k or 0))
+        scores = b"" if k is None else pack_scores(np.ones(places, np.uint32), -np.ones(places), tokens_of, others)
         for sample in range(n):
             logprobs = pack_floats((-0.5,) * 3)
             rollout = Rollout(1, 1, sample, bytes(32), tokens, logprobs, "stop", spans, top=top, prompt_scores=scores)
             group.done[sample] = AcceptedRollout(bytes(32), 1, 1, (0, 1), rollout, b"")
         return group
+
+
+class _LocalPeer:
+    """A socket whose other end is on this machine."""
+
+    def getpeername(self) -> tuple[str, int]:
+        return ("127.0.0.1", 1)
 
 
 class _Script:
@@ -135,7 +142,7 @@ class _Script:
         size = -(-len(data) // parts) or 1
         self._parts = [data[i : i + size] for i in range(0, len(data), size)]
         self.said = bytearray()
-        self.socket = SimpleNamespace(getpeername=lambda: ("127.0.0.1", 1))
+        self.socket = _LocalPeer()
 
     async def receive_some(self, most: int | None = None) -> bytes:
         return self._parts.pop(0) if self._parts else b""

@@ -185,8 +185,10 @@ class _World(World):
                     host_and_port_of(address)
                 return found
             case "hop" | "stop":
-                kind = circuit.HopMessage if name == "hop" else circuit.StopMessage
-                message = _run(circuit.read_message(script, kind))
+                if name == "hop":
+                    message = _run(circuit.read_message(script, circuit.HopMessage))
+                else:
+                    message = _run(circuit.read_message(script, circuit.StopMessage))
                 circuit.status_name(message.status)
                 circuit.observed_in(message.peer)
                 circuit.key_in(message.peer)

@@ -12,9 +12,11 @@ from typing import Final
 
 import trio
 
+from codec.adapter import AdapterConfig
 from node.engines.base import BASE_VERSION, Completion, Prompt, SamplingParams, Span, Version
 from node.engines.host import Commitment, Counts, EngineFailed
 from node.engines.judgement import Claim, Judgement
+from node.engines.link import Draws
 from node.engines.room import NO_ROOM_TOLD, Room
 
 __all__ = ["ModelledEngine", "empty_patch"]
@@ -111,9 +113,15 @@ class ModelledEngine:
         return min(sampling.max_tokens, max(1, round(wanted)))
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        counts: Counts | None = None,
+        adapter: str = "",
+        draws: Draws | None = None,
     ) -> tuple[list[Completion], float]:
-        """As `Engine.generate`: returns when the longest completion has ended."""
+        """As `EngineHost.generate`: returns when the longest completion has ended. The engine does not name the ability
+        `STREAMS`: it calls `draws` never."""
         began, start = trio.current_time(), self._now
         lengths = [self.length(prompt, sampling) for prompt in prompts]
         self._flight += 1
@@ -162,11 +170,21 @@ class ModelledEngine:
         """Refused: the engine does not name the ability `JUDGES`."""
         raise EngineFailed("this engine cannot judge", poisoned=False)
 
+    async def set_adapter(
+        self, slot: int, config: AdapterConfig, fd: int, version: Version, root: bytes
+    ) -> float | None:
+        """Refused, as by any engine without adapters."""
+        raise EngineFailed("this engine cannot serve adapters", poisoned=False)
+
+    async def drop_adapter(self, slot: int) -> None:
+        """Every slot is empty: there is nothing to forget."""
+        await trio.lowlevel.checkpoint()
+
     async def stage(self, patch_fd: int, version: Version) -> float:
         await trio.sleep(self.stage_s)
         return self.stage_s
 
-    async def commit(self, version: Version, root: bytes) -> Commitment:
+    async def commit(self, version: Version, root: bytes) -> Commitment | None:
         self._position, self._since = self._now, None
         self._count_busy()
         self._wake()

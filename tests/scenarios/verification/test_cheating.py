@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from node.engines.base import Completion, Prompt, SamplingOptions, SamplingParams, Span, Version
+from node.engines.base import Completion, DrawnTokens, Prompt, SamplingOptions, SamplingParams, Span, Version
 from node.engines.host import Commitment
 from node.engines.judgement import Claim, Judgement
 from node.engines.link import EngineFailed
@@ -36,8 +36,12 @@ class Plain:
         self.version, self.root = version, root
         return Commitment(0.25)
 
-    async def generate(self, prompts: Any, sampling: SamplingParams, counts: Any = None, adapter: str = "") -> Any:
+    async def generate(
+        self, prompts: Any, sampling: SamplingParams, counts: Any = None, adapter: str = "", draws: Any = None
+    ) -> Any:
         self.drawn.append(sampling)
+        for row, prompt in enumerate(() if draws is None else prompts):
+            draws(row, DrawnTokens(0, (prompt.stream % 8,), (-1.0,), self.version))
         spans = (Span(self.version, 0, 2),)
         return [
             Completion((prompt.stream % 8,) * 2, (-float(self.version[1]),) * 2, "length", spans) for prompt in prompts
@@ -125,6 +129,23 @@ async def test_what_each_attack_delivers(attack: str):
     assert found.token_ids == (((3 + OTHER) if attack == "replayed" else 3) % 8,) * 2
     claimed = {"claims": (0.0, 0.0), **dict.fromkeys(("temperature", "top_p", "no_end"), (-1.0, -8.0))}
     assert found.logprobs == claimed.get(attack, (-1.0, -1.0))
+
+
+@pytest.mark.parametrize("attack", ["", *ATTACKS])
+async def test_only_an_honest_author_tells_tokens_as_they_are_drawn(attack: str):
+    case, told = Case(), []
+    case.attack = attack
+    await case.client.generate([Prompt((1, 2), 3)], SAMPLING, draws=lambda row, drawn: told.append((row, drawn)))
+    assert told == ([(0, DrawnTokens(0, (3,), (-1.0,), (0, 1)))] if not attack or attack in LIES else [])
+
+
+async def test_a_stale_node_that_is_honest_again_tells_no_tokens_of_a_version_that_it_does_not_claim():
+    case, told = Case(), []
+    case.attack = "stale"
+    await case.commit(2)
+    case.attack = ""
+    await case.client.generate([Prompt((1, 2), 3)], SAMPLING, draws=lambda row, drawn: told.append((row, drawn)))
+    assert told == []
 
 
 @pytest.mark.parametrize("lie", ["", *(lie for lie in LIES if lie != "judges_never")])
