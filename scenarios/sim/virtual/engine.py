@@ -121,7 +121,7 @@ class ModelledEngine:
         draws: Draws | None = None,
     ) -> tuple[list[Completion], float]:
         """As `EngineHost.generate`: returns when the longest completion has ended. The engine does not name the ability
-        `STREAMS`: it calls `draws` never."""
+        `STREAMS`: it never calls `draws`."""
         began, start = trio.current_time(), self._now
         lengths = [self.length(prompt, sampling) for prompt in prompts]
         self._flight += 1
