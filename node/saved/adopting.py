@@ -17,11 +17,13 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from codec.errors import UsageError
+from codec.errors import PeerError, UsageError
 from codec.sign import Key
-from node.saved.coding import CodedState, check_room, complete_fragments
+from node.saved.coding import CodedState, check_room, complete_fragments, fragment_name
+from node.saved.conversation import PART_BYTES
 from node.saved.fetching import FoundState, fetch_newest, fetched_folder
-from node.saved.messages import Held
+from node.saved.folder import ComingFragment, FragmentFolder
+from node.saved.messages import Held, HeldState
 from node.saved.record import StateRecord
 from node.saved.sources import SignedRecords, Sources
 from swarm.guard import Source, guarded
@@ -71,9 +73,12 @@ class Adopter:
         members: Callable[[], Sequence[Member]],
         on_disk: Callable[[], OnDisk],
         take: Callable[[AdoptedState], Awaitable[None]],
+        own: Path | None = None,
     ) -> None:
         """`key`: the swarm's. `folder`: of the seed's states. `members()`: in the order in which they are asked.
-        `take(adopted)` is called with a state that is newer than `on_disk()`; it may be cancelled."""
+        `take(adopted)` is called with a state that is newer than `on_disk()`; it may be cancelled. `own`: the folder of
+        the fragments that this machine held as a node."""
+        self._own = own
         self._key, self._folder, self._transport, self._members = key, folder, transport, members
         self._on_disk, self._take = on_disk, take
         self.newest = 0
@@ -143,17 +148,23 @@ class Adopter:
         when there is one that cannot be adopted, perhaps in a group."""
         folder = self._folder / _ADOPTING
 
+        own = None if self._own is None else await in_thread(FragmentFolder, self._own, self._key.public, 0)
+
         async def prepare(found: FoundState) -> None:
             await in_thread(_make_room, folder, found.record)
+            if own is not None:
+                await in_thread(_copy_own, own, folder, found)
 
         async with Sources.among(self._transport, self._key, members) as sources:
+            here = () if own is None else sources.signed.of(Held(await in_thread(own.held), ()))
             self._note_newest(sources.signed)
             newest = sources.signed.newest
             if newest is None or newest.serial <= above:
                 return
             answered = len(sources.nodes)
+            here += await in_thread(_left_in, folder, sources.signed)
             fetched = await fetch_newest(
-                sources, self._key.public, folder, lambda done, total: None, above=above, prepare=prepare
+                sources, self._key.public, folder, lambda done, total: None, above=above, here=here, prepare=prepare
             )
         if fetched is None:
             raise NotAdopted(
@@ -164,6 +175,45 @@ class Adopter:
         state = await in_thread(_complete, self._folder, folder, record, fetched.found.sealed)
         await self._take(AdoptedState(state, fetched.said))
         _log.info("state_adopted", step=record.step, bytes=record.size, fragments=record.total)
+
+
+def _left_in(folder: Path, signed: SignedRecords) -> tuple[HeldState, ...]:
+    """The fragments that an earlier attempt has fetched whole."""
+    found = []
+    for sealed, record in signed.records:
+        mine = fetched_folder(folder, record)
+        whole = tuple(number for number in range(record.total) if (mine / fragment_name(number)).exists())
+        found.append(HeldState(sealed, whole))
+    return tuple(found)
+
+
+def _copy_own(own: FragmentFolder, folder: Path, found: FoundState) -> None:
+    """Copy the fragments that this machine held as a node, as far as they are what the record says. In a thread that is
+    cancelled with its task."""
+    record, mine = found.record, fetched_folder(folder, found.record)
+    mine.mkdir(exist_ok=True, mode=0o700)
+    for fragment in [number for state in own.held() if state.record == found.sealed for number in state.fragments]:
+        if (mine / fragment_name(fragment)).exists():
+            continue
+        with contextlib.closing(ComingFragment(Disk(), mine / fragment_name(fragment), record, fragment)) as coming:
+            coming.resume()
+            with contextlib.suppress(PeerError):  # it has changed on this disk; a node may have it
+                while coming.segment < record.segments:
+                    trio.from_thread.check_cancelled()
+                    _copy_segment(own, coming, record.serial, fragment)
+                coming.finish()
+
+
+def _copy_segment(own: FragmentFolder, coming: ComingFragment, serial: int, fragment: int) -> None:
+    if (opened := own.open_segment(serial, fragment, coming.segment)) is None:
+        raise PeerError("saved state: the fragment is not here any more")
+    file, left = opened
+    with file:
+        while left:
+            if not (part := file.read(min(left, PART_BYTES))):
+                raise PeerError("saved state: the fragment is too short")
+            coming.write(part)
+            left -= len(part)
 
 
 def _make_room(folder: Path, record: StateRecord) -> None:

@@ -107,14 +107,21 @@ class FetchPlan:
                      '-----failed-----> free, for other sources
     """
 
-    def __init__(self, needed: int, holders: dict[int, list[int]], begun: Mapping[int, int] | None = None) -> None:
-        """`holders`: by fragment, the sources that may have it. `begun`: bytes of fragments that are here already."""
+    def __init__(
+        self,
+        needed: int,
+        holders: dict[int, list[int]],
+        begun: Mapping[int, int] | None = None,
+        done: Iterable[int] = (),
+    ) -> None:
+        """`holders`: by fragment, the sources that may have it. `begun`: bytes of fragments that are here already.
+        `done`: those that are here whole."""
         self._needed = needed
         here = begun or {}
         self._order = sorted(holders, key=lambda fragment: (-here.get(fragment, 0), fragment))
         self._holders = {fragment: set(sources) for fragment, sources in holders.items()}
         self._coming: dict[int, int] = {}
-        self.done: set[int] = set()
+        self.done = set(done)
 
     @property
     def is_over(self) -> bool:
@@ -143,7 +150,7 @@ class FetchPlan:
         found: dict[int, int] = {}
         for fragment in self._order:
             free = self._holders[fragment] - found.keys()
-            if free and len(found) < self._needed:
+            if free and fragment not in self.done and len(self.done) + len(found) < self._needed:
                 found[min(free)] = fragment
         self._coming = {fragment: source for source, fragment in found.items()}
         return found
@@ -172,18 +179,21 @@ async def fetch_newest(
     tell: Callable[[int, int], None],
     *,
     above: int = -1,
+    here: Iterable[HeldState] = (),
     prepare: Callable[[FoundState], Awaitable[None]] | None = None,
 ) -> FetchedFragments | None:
     """Fetch enough fragments of the newest state that the sources give whole; None when they do not have one. A state
     that only liars had is given up for the one before.
 
-    `tell(done, total)`: bytes. `above`: as of `newest_whole`. `prepare`: called before a state is fetched. Raises
-    `TooFew`, and what `prepare` raises.
+    `tell(done, total)`: bytes. `above`: as of `newest_whole`. `here`: fragments that this machine has. `prepare`: is
+    called before a state is fetched, and puts those into the state's `fetched_folder`. Raises `TooFew`, and what
+    `prepare` raises.
     """
     failed: TooFew | None = None
+    own = list(here)
     while True:
         nodes = list(sources.nodes)
-        found = newest_whole([node.held.states for node in nodes], swarm, above)
+        found = newest_whole([*(node.held.states for node in nodes), own], swarm, above)
         if found is None:
             if failed is not None:
                 raise failed
@@ -192,10 +202,12 @@ async def fetch_newest(
             await prepare(found)
         try:
             fragments = await fetch_fragments(sources, nodes, found, folder, tell)
-        except TooFew as error:  # at least one source was dropped
+        except TooFew as error:  # at least one source was dropped, or what is here is not what it was
             failed = error
+            own = [state for state in own if state.record != found.sealed]
         else:
-            said = {nodes[number].peer for numbers in found.holders.values() for number in numbers}
+            numbers = {number for some in found.holders.values() for number in some}
+            said = {node.peer for number, node in enumerate(nodes) if number in numbers}
             return FetchedFragments(found, fragments, frozenset(said))
 
 
@@ -232,8 +244,10 @@ async def fetch_fragments(
     record = found.record
     folder = fetched_folder(folder, record)
     await in_thread(_make_folder, folder)
-    plan = FetchPlan(record.needed, found.holders, await in_thread(_begun, folder, record))
-    total, done = record.needed * record.fragment_bytes, {}
+    begun, whole = await in_thread(_begun, folder, record)
+    holders = {part: [source for source in by if source < len(nodes)] for part, by in found.holders.items()}
+    plan = FetchPlan(record.needed, holders, begun, whole)
+    total, done = record.needed * record.fragment_bytes, dict.fromkeys(whole, record.fragment_bytes)
     changed = trio.Condition()
     moved_at: dict[int, float] = {}
     """By fragment that is coming: when its last segment came."""
@@ -294,14 +308,18 @@ async def fetch_fragments(
     return {fragment: path(fragment) for fragment in sorted(plan.done)}
 
 
-def _begun(folder: Path, record: StateRecord) -> dict[int, int]:
-    """By fragment: the bytes of it that an earlier attempt left."""
-    found: dict[int, int] = {}
+def _begun(folder: Path, record: StateRecord) -> tuple[dict[int, int], list[int]]:
+    """What is in the folder already: by fragment its bytes, and the fragments that are whole."""
+    begun: dict[int, int] = {}
+    whole: list[int] = []
     for fragment in range(record.total):
-        for name in (fragment_name(fragment) + TEMPORARY, fragment_name(fragment)):
-            with contextlib.suppress(FileNotFoundError):
-                found[fragment] = (folder / name).stat().st_size
-    return found
+        path = folder / fragment_name(fragment)
+        with contextlib.suppress(FileNotFoundError):
+            begun[fragment] = path.with_name(path.name + TEMPORARY).stat().st_size
+        if path.exists():
+            begun[fragment] = record.fragment_bytes
+            whole.append(fragment)
+    return begun, whole
 
 
 def _make_folder(folder: Path) -> None:
@@ -314,9 +332,6 @@ async def _fetch(
 ) -> None:
     """Fetch what is missing of a fragment. Raises `PeerError` for a segment with another digest, and
     `trio.TooSlowError`."""
-    if await in_thread(path.exists):
-        note(fragment, record.fragment_bytes)
-        return
     coming = await in_thread(ComingFragment, Disk(), path, record, fragment)
     try:
         await in_thread(coming.resume)

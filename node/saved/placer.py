@@ -100,8 +100,10 @@ class Placer:
         transport: Libp2pTransport,
         roster: Callable[[], Roster | None],
         pacer: Pacer,
+        own: Path | None = None,
     ) -> None:
-        """`folder`: `STATE_FOLDER` in the home. `pacer`: of this machine's uplink."""
+        """`folder`: `STATE_FOLDER` in the home. `pacer`: of this machine's uplink. `own`: folder of the fragments that
+        this machine held as a node, before it took over."""
         self._key, self._folder, self._transport, self._roster, self._pacer = key, folder, transport, roster, pacer
         self._whole = 0
         """Serial of the last state that was placed whole."""
@@ -116,7 +118,7 @@ class Placer:
         """Set when there is another `_coming`, or `_last_whole`."""
         self._noting = trio.Lock()
         """Held while it is noted on disk what was placed with whom."""
-        self._adopter = Adopter(key, folder, transport, self._members, self._on_disk, self._take_adopted)
+        self._adopter = Adopter(key, folder, transport, self._members, self._on_disk, self._take_adopted, own)
 
     # ------------------------------------------------------------ a new state
 

@@ -84,6 +84,11 @@ class SignedRecords:
         self._known: dict[bytes, tuple[bytes, StateRecord]] = {}
 
     @property
+    def records(self) -> list[tuple[bytes, StateRecord]]:
+        """All of them, signed and decoded."""
+        return list(self._known.values())
+
+    @property
     def newest(self) -> StateRecord | None:
         """The one with the highest serial; None: there is none."""
         return max((record for _, record in self._known.values()), key=lambda record: record.serial, default=None)

@@ -191,7 +191,7 @@ async def test_a_seed_with_a_new_disk_looks_after_the_state_again(tmp_path: Path
                 made.kill(lost)
                 lost.has_left = True
                 await until(lambda: spare.fragments == lost.fragments)
-                assert len(seed.addresses) == 4
+                await until(lambda: len(seed.addresses) == 4)
         (adopted,) = [line for line in logs if line["event"] == "state_adopted"]
         assert (adopted["step"], adopted["bytes"], adopted["fragments"]) == (17, len(CONTENT), 4)
         assert await rescued(made, tmp_path / "out", 4) == CONTENT
@@ -223,7 +223,7 @@ async def test_a_seed_that_led_before_adopts_what_another_one_saved_since(tmp_pa
         async with made.seed() as seed:
             await until(is_kept(seed, newer))
             await until(lambda: len(list((tmp_path / "seed").glob("*/"))) == 1)
-        assert made.counts() == [1, 1, 1, 1]
+            await until(lambda: made.counts() == [1, 1, 1, 1])
 
 
 async def test_it_waits_until_enough_nodes_are_there(tmp_path: Path) -> None:
@@ -284,6 +284,52 @@ class Counting(Holder):
             await self.go.wait()
         self.given.append((asked.serial, asked.segment))
         await super()._give_segment(conversation, asked)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_the_fragment_that_it_held_as_a_node_counts(tmp_path: Path, *, damaged: bool) -> None:
+    async with bench(tmp_path) as made:
+        async with made.seed() as seed:
+            first = await seed.save(made.file(CONTENT), 1, made.tell)
+        lose_disk(made)
+        for node in made.nodes[1:]:
+            node.has_left = True
+        taking_over = made.nodes[0]
+        made.kill(taking_over)
+        taking_over.has_left = True
+        if damaged:
+            (path,) = taking_over.folder.glob("*/*.fragment")
+            path.write_bytes(bytes(first.record.fragment_bytes))
+        with capture_logs() as logs:
+            async with made.seed(own=taking_over.folder) as seed:
+                made.nodes[1].has_left = False
+                if damaged:
+                    await until(lambda: any(line["event"] == "state_not_adopted" for line in logs))
+                    assert not seed.states()
+                    made.nodes[2].has_left = False
+                await until(is_kept(seed, first, nodes=1 + damaged))
+                assert len(taking_over.fragments) == 1
+
+
+async def test_fragments_of_nodes_that_have_left_since_count(tmp_path: Path) -> None:
+    async with bench(tmp_path, nodes=3) as made:
+        await made.add_node(wrap=as_kind(Stalling))
+        Stalling.asked, Stalling.go = trio.Event(), trio.Event()
+        async with made.seed() as seed:
+            first = await seed.save(made.file(CONTENT), 1, made.tell)
+        lose_disk(made)
+        for node in made.nodes[1:3]:
+            node.has_left = True
+        coming = tmp_path / "seed" / ".adopting" / first.folder.name
+        async with made.seed():
+            await until(lambda: bool(list(coming.glob("*.fragment"))))
+            await Stalling.asked.wait()
+        made.nodes[0].has_left = True
+        made.kill(made.nodes[0])
+        async with made.seed() as seed:
+            made.nodes[3].has_left = False
+            Stalling.go.set()
+            await until(is_kept(seed, first, nodes=1))
 
 
 # ------------------------------------------------------------ a trainer that saves meanwhile
