@@ -58,10 +58,6 @@ class AdoptedState(NamedTuple):
     said: frozenset[bytes]
 
 
-class NotAdopted(UsageError):
-    """Why no state was adopted this time."""
-
-
 class Adopter:
     """One for a seed. `run` looks for a state to adopt, and gives it to `take`; one attempt at a time."""
 
@@ -87,6 +83,8 @@ class Adopter:
         """Held during an attempt, and by `held_back`."""
         self._scope = trio.CancelScope()
         self._wake = trio.Event()
+        self._may_be_left = True
+        """Whether an attempt, perhaps of an earlier run, may have left something in `_ADOPTING`."""
 
     def note(self, held: Held, known: bytes = b"") -> None:
         """A node says what it holds. `known`: a record that needs no look."""
@@ -119,7 +117,8 @@ class Adopter:
                     why = await self._attempt()
             if why and why != said:
                 _log.warning("state_not_adopted", why=why)
-            said = why or said
+            if why is not None:
+                said = why
             self._wake = trio.Event()
             with trio.move_on_after(LOOK_S if why is None else pause_s):
                 await self._wake.wait()
@@ -129,15 +128,17 @@ class Adopter:
     async def _attempt(self) -> str | None:
         """Try once. Returns why nothing was adopted, "" when something was or there is nothing, and None when no node
         was asked."""
-        on_disk = self._on_disk()
-        if on_disk.serial and self.newest <= on_disk.serial:
-            await in_thread(Disk().remove, self._folder / _ADOPTING)
-            return None
-        members = self._members()
-        if not members:
-            return None
+        on_disk, members = self._on_disk(), self._members()
         try:
             with guarded(Source.STREAM, "the nodes that hold saved states") as outcome:
+                if on_disk.serial and self.newest <= on_disk.serial:
+                    if self._may_be_left:
+                        await in_thread(Disk().remove, self._folder / _ADOPTING)
+                    self._may_be_left = False
+                    return None
+                if not members:
+                    return None
+                self._may_be_left = True
                 await self._adopt(members, max(on_disk.serial, on_disk.whole - 1))
         except UsageError as error:  # a full disk, or nodes that do not give enough
             return str(error)
@@ -147,7 +148,6 @@ class Adopter:
         """Adopt the newest state with a higher serial than `above`, if there is one. Raises `UsageError` or `PeerError`
         when there is one that cannot be adopted, perhaps in a group."""
         folder = self._folder / _ADOPTING
-
         own = None if self._own is None else await in_thread(FragmentFolder, self._own, self._key.public, 0)
 
         async def prepare(found: FoundState) -> None:
@@ -167,7 +167,7 @@ class Adopter:
                 sources, self._key.public, folder, lambda done, total: None, above=above, here=here, prepare=prepare
             )
         if fetched is None:
-            raise NotAdopted(
+            raise UsageError(
                 f"The nodes that answer and hold fragments ({answered}) do not have the {newest.needed} that the state "
                 f"of step {newest.step} needs."
             )
