@@ -228,13 +228,9 @@ class Placer:
 
     async def _take_adopted(self, adopted: AdoptedState) -> None:
         kept = _Kept(adopted.state, adopted.said)
-        if kept.state.record.serial == self._whole:  # its fragments were lost here
-            self._last_whole = kept
-            self._replaced.set()
-        else:
-            await self._give_up_coming(kept.state.record.serial)
-            self._coming = kept
-            self._wake.set()
+        await self._give_up_coming(kept.state.record.serial)
+        self._coming = kept
+        self._wake.set()
 
     async def _forget_before(self, serial: int) -> None:
         """Remove older states than this one, except the last that was placed whole."""

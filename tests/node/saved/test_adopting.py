@@ -15,7 +15,7 @@ from saved_kit import KEY, OTHER, Bench, as_kind, bench, coded, until
 from structlog.testing import capture_logs
 
 from codec.errors import PeerError, UsageError
-from node.saved import adopting, fetching
+from node.saved import adopting, coding, fetching
 from node.saved import placement as pauses
 from node.saved import placer as placing
 from node.saved.coding import RECORD, CodedState, complete_fragments, fragment_name, join_file
@@ -26,6 +26,8 @@ from node.saved.placement import Placement
 from node.saved.placer import Placer
 from node.saved.record import open_record
 from node.saved.rescue import Wanted, fetch_from_nodes
+from swarm.runtime.threads import in_thread
+from swarm.store.disk import Disk
 
 CONTENT = os.urandom(3_000_000)
 NEWER = os.urandom(2_000_000)
@@ -140,6 +142,53 @@ def test_completing_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
         CodedState.open(state.folder, KEY.public)
     complete_fragments(state.folder, state.record, state.sealed)
     assert CodedState.open(state.folder, KEY.public) == state
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+def is_there(folder: Path, state: CodedState) -> bool:
+    """Whether a start finds the state, which is then bit for bit what was coded."""
+    try:
+        found = CodedState.open(folder, KEY.public)
+    except OSError:
+        return False
+    assert all(found.path(number).read_bytes() == state.path(number).read_bytes() for number in range(4))
+    return found.sealed == state.sealed
+
+
+async def test_a_crash_at_any_step_leaves_a_whole_state_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = coded(tmp_path, CONTENT)
+    left, ended, crashes = 0, False, 0
+
+    def before(step: str, path: Path) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Crash
+
+    monkeypatch.setattr(adopting, "Disk", lambda: Disk(before))
+    monkeypatch.setattr(coding, "Disk", lambda: Disk(before))
+    while not ended:
+        states = tmp_path / f"states{crashes}"
+        coming = fetching.fetched_folder(states / ".adopting", state.record)
+        coming.mkdir(parents=True)
+        for number in (1, 3):
+            shutil.copy(state.path(number), coming)
+        left = crashes
+        try:
+            await in_thread(adopting._complete, states, coming.parent, state.record, state.sealed)
+            ended = True
+        except Crash:
+            crashes += 1
+        if not is_there(states / coming.name, state):
+            left = 1000
+            await in_thread(adopting._complete, states, coming.parent, state.record, state.sealed)
+        assert is_there(states / coming.name, state)
+    assert crashes > 8
 
 
 # ------------------------------------------------------------ who is believed
@@ -434,12 +483,14 @@ async def test_a_state_of_which_a_fragment_is_damaged_here_is_fetched_again(tmp_
 # ------------------------------------------------------------ nodes that lie
 
 
-def claiming(state: CodedState, kind: type[Holder] = Holder) -> Callable[[Holder], Holder]:
-    """A node that says it has all fragments of a state, too."""
+def claiming(
+    state: CodedState, kind: type[Holder] = Holder, fragments: tuple[int, ...] = (0, 1, 2, 3)
+) -> Callable[[Holder], Holder]:
+    """A node that says it has these fragments of a state, too."""
 
     def wrap(made: Holder) -> Holder:
         held = made._folder.held
-        made._folder.held = lambda: (HeldState(state.sealed, tuple(range(state.record.total))), *held())
+        made._folder.held = lambda: (HeldState(state.sealed, fragments), *held())
         return as_kind(kind)(made)
 
     return wrap
@@ -470,6 +521,22 @@ async def test_a_newer_state_that_a_node_only_claims_is_given_up_for_the_one_bef
             assert [path.name for path in (tmp_path / "seed").glob("[!.]*/")] == [first.folder.name]
             after = await seed.save(made.file(NEWER), 2, made.tell)
             assert after.record.serial == newer.record.serial + 1, "its record is the swarm's own"
+
+
+async def test_a_newer_state_that_was_cut_off_leaves_the_one_on_this_disk(tmp_path: Path) -> None:
+    newer = coded(tmp_path, NEWER, serial=1 << 62)
+    async with bench(tmp_path, nodes=4) as made:
+        async with made.seed() as seed:
+            first = await seed.save(made.file(CONTENT), 1, made.tell)
+        await made.add_node(wrap=claiming(newer, fragments=(0,)))
+        with capture_logs() as logs:
+            async with made.seed() as seed:
+                await until(lambda: any(line["event"] == "state_not_adopted" for line in logs))
+                await trio.sleep(1.0)  # several attempts
+                assert is_kept(seed, first)()
+        (said,) = [line["why"] for line in logs if line["event"] == "state_not_adopted"]
+        assert said.endswith("do not have the 2 that the state of step 7 needs.")
+        assert not [line for line in logs if line["event"] == "state_adopted"]
 
 
 async def test_a_record_that_the_swarm_has_not_signed_says_nothing(tmp_path: Path) -> None:
