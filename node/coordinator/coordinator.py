@@ -49,6 +49,7 @@ from node.host.audit import audit, close
 from node.host.child import child_environment, python_module
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.host.raw import write_raw_base
+from node.host.state_room import FRAGMENTS
 from node.ledger.book import LEDGER, Book
 from node.ledger.routes import route_shape_of
 from node.ledger.service import LedgerService
@@ -253,7 +254,7 @@ class Coordinator:
         self._changes = VersionChanges(self._adapters)
         self._placer = Placer(
             key, config.home / STATE_FOLDER, self.endpoint.transport, lambda: self.core.state.roster,
-            self.endpoint.runtime.peers.pacer,
+            self.endpoint.runtime.peers.pacer, store.folder / FRAGMENTS,
         )  # fmt: skip
         self._state_saver = StateSaver(self._placer)
         self.ledger.set_adapters(self._adapters.adapters)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from swarm.runtime.services import ReplicaServices
     from swarm.runtime.sessions.outbound import Blob
 
-__all__ = ["StateRoom", "build_holder"]
+__all__ = ["FRAGMENTS", "StateRoom", "build_holder"]
 
 FRAGMENTS: Final = "state"
 """In the swarm's folder of a node's home."""

@@ -2,7 +2,7 @@
 
 The trainer hands a state to its seed, which encrypts it, codes it into n fragments of which any k give it back, signs a
 record of them, and places each fragment with another node. A machine that has the swarm's key fetches it back from the
-nodes when the seed is gone.
+nodes when the seed is gone. A seed that takes over adopts it: it looks after the fragments from then on.
 
 In reading order:
 
@@ -16,6 +16,7 @@ In reading order:
 - `holder`: the node's end
 - `placer`: the seed's end
 - `sources`, `fetching`: the end of the machine that fetches: from which nodes, and the fragments of a state
+- `adopting`: brings the newest state to a seed that does not have it on its disk
 - `weights`: the weights of the newest version that the nodes hold, by the same streams
-- `rescue`: both, into files
+- `rescue`: a state and the weights, into files
 """

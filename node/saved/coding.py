@@ -1,4 +1,5 @@
-"""A file to the fragments of a saved state, and back. In worker threads; memory for one row and its parts.
+"""A file to the fragments of a saved state, and back; and all fragments from enough of them. In worker threads; memory
+for one row and its parts.
 
 A state is not compressed: most of its bits are those of random mantissas. Of Adam's moments in float32 zlib saves 6 to
 9 %, at 20 MB/s; the slowest of the other steps is the code, at 180 MB/s or more.
@@ -21,9 +22,20 @@ from codec.errors import PeerError, UsageError
 from codec.sign import Key
 from node.saved.cipher import RowCipher
 from node.saved.record import MAX_STATE_BYTES, TAG_BYTES, StateRecord, open_record, segment_rows_for
-from swarm.store.disk import Disk
+from swarm.store.disk import TEMPORARY, Disk
 
-__all__ = ["FREE_SHARE", "RECORD", "CodedState", "Progress", "code_file", "fragment_name", "join_file", "needed_of"]
+__all__ = [
+    "FREE_SHARE",
+    "RECORD",
+    "CodedState",
+    "Progress",
+    "check_room",
+    "code_file",
+    "complete_fragments",
+    "fragment_name",
+    "join_file",
+    "needed_of",
+]
 
 RECORD: Final = "record"
 """Beside the fragments of a state: its signed record. It is written last, so a folder without it is unfinished."""
@@ -92,7 +104,7 @@ def code_file(
         )
         with disk.errors(folder / RECORD), contextlib.ExitStack() as stack:
             folder.mkdir(parents=True, mode=0o700)
-            _check_room(folder, record)
+            check_room(folder, record)
             outs = [stack.enter_context(_new_file(folder / fragment_name(number))) for number in range(total)]
             digests = _write_rows(file, source, record, RowCipher(key, record), outs, progress)
             if os.fstat(file.fileno()).st_mtime_ns != before.st_mtime_ns:
@@ -107,9 +119,10 @@ def code_file(
     return CodedState(record, sealed, folder)
 
 
-def _check_room(folder: Path, record: StateRecord) -> None:
-    """The seed's versions need this disk, too. Raises `UsageError`."""
-    usage, needs = shutil.disk_usage(folder), record.total * record.fragment_bytes
+def check_room(folder: Path, record: StateRecord, here_bytes: int = 0) -> None:
+    """The seed's versions need this disk, too. `here_bytes`: of the fragments, on the disk already. Raises
+    `UsageError`."""
+    usage, needs = shutil.disk_usage(folder), record.total * record.fragment_bytes - here_bytes
     if usage.free - needs < FREE_SHARE * usage.total:
         raise UsageError(
             f"The fragments of this state need {needs / 1e9:.1f} GB, and the disk that holds {folder.parent} has "
@@ -146,6 +159,66 @@ def _write_rows(
         done += len(content)
         progress(done, record.size)
     return b"".join(digest for fragment in digests for digest in fragment)
+
+
+def complete_fragments(
+    folder: Path, record: StateRecord, sealed: bytes, progress: Progress = lambda done, size: None
+) -> None:
+    """Make all fragments of a saved state in `folder`, durably, from those that are there. Then write its record there.
+
+    No key is needed: what is computed is ciphertext. Every segment of every fragment is compared with the record.
+    Raises `PeerError` when there are too few fragments, or one has another digest than the record says: if that one
+    was there before, it is removed.
+    """
+    disk = Disk()
+    here = [number for number in range(record.total) if (folder / fragment_name(number)).exists()]
+    chosen = here[: record.needed]
+    if len(chosen) < record.needed:
+        raise PeerError(f"saved state: {len(chosen)} fragments are here, and {record.needed} are needed")
+    missing = [number for number in range(record.total) if number not in chosen]
+    temporaries = {number: folder / (fragment_name(number) + TEMPORARY) for number in missing}
+    with disk.errors(folder / RECORD), contextlib.ExitStack() as stack:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+        files = {number: stack.enter_context(open(folder / fragment_name(number), "rb")) for number in chosen}
+        outs = {number: stack.enter_context(_new_file(path)) for number, path in temporaries.items()}
+        hashers = [blake3() for _ in range(record.total)]
+        for row in range(record.rows):
+            parts = {number: file.read(record.share_of(row)) for number, file in files.items()}
+            for number, part in parts.items():  # before they are joined: a wrong one makes all others wrong
+                hashers[number].update(part)
+            if any(len(part) != record.share_of(row) for part in parts.values()):
+                raise _damaged(folder, min(parts, key=lambda number: len(parts[number])))
+            content = join_fragments(parts, record.needed)
+            every = [*content, *parity(content, record.total)]
+            for number, out in outs.items():
+                out.write(every[number])
+                hashers[number].update(every[number])
+            if (row + 1) % record.segment_rows == 0 or row == record.rows - 1:
+                _check_segment(folder, record, row // record.segment_rows, chosen, hashers)
+            progress(min(record.size, (row + 1) * record.row_bytes), record.size)
+        for number, out in outs.items():
+            out.flush()
+            disk.sync(out.fileno(), temporaries[number])
+    for number, temporary in temporaries.items():
+        disk.put_in_place(temporary, folder / fragment_name(number))
+    disk.write_whole(folder / RECORD, sealed)
+
+
+def _check_segment(folder: Path, record: StateRecord, segment: int, chosen: list[int], hashers: list[blake3]) -> None:
+    """Compare a segment of each fragment with the record; those first that the others were computed from."""
+    for number in sorted(range(record.total), key=lambda number: (number not in chosen, number)):
+        if hashers[number].digest() != record.digest(number, segment):
+            if number in chosen:
+                raise _damaged(folder, number)
+            raise PeerError(f"saved state: segment {segment} of fragment {number} has another digest when computed")
+        hashers[number].reset()
+
+
+def _damaged(folder: Path, fragment: int) -> PeerError:
+    """Remove a fragment that was here, so that it is fetched again."""
+    Disk().remove(folder / fragment_name(fragment))
+    return PeerError(f"saved state: fragment {fragment} has changed on this disk")
 
 
 def join_file(

@@ -5,13 +5,18 @@ fragments as the state needs. A source whose segment has another digest is asked
 the same one of another source, takes the place of that one. So it is with a source whose segment takes too long.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import trio
+from blake3 import blake3
 
 from codec.errors import PeerError, UsageError
+from node.saved.coding import fragment_name
+from node.saved.conversation import Conversation
 from node.saved.folder import ComingFragment
 from node.saved.messages import Body, Fetch, HeldState
 from node.saved.record import StateRecord, open_record
@@ -20,7 +25,19 @@ from swarm.guard import Source, guarded
 from swarm.runtime.threads import in_thread
 from swarm.store.disk import TEMPORARY, Disk
 
-__all__ = ["FetchPlan", "FoundState", "TooFew", "fetch_fragments", "newest_whole"]
+__all__ = [
+    "MIN_BYTES_S",
+    "SEGMENT_S",
+    "FetchPlan",
+    "FetchedFragments",
+    "FoundState",
+    "TooFew",
+    "fetch_fragments",
+    "fetch_newest",
+    "fetched_folder",
+    "newest_whole",
+    "prove",
+]
 
 SEGMENT_S: Final = 60.0
 MIN_BYTES_S: Final = 250_000
@@ -29,7 +46,6 @@ SLOW_S: Final = 30.0
 """A fragment of which no segment has come for so long is slow: another source fetches another one beside it."""
 LOOK_S: Final = 2.0
 """Interval at which a source without a fragment looks whether others are slow."""
-_FETCHED: Final = "{serial:016x}.{fragment}"
 
 
 class TooFew(UsageError):
@@ -37,18 +53,29 @@ class TooFew(UsageError):
 
 
 class FoundState(NamedTuple):
-    """The state to fetch. `holders`: by fragment, the numbers of the sources that say they have it. `newest`: the
-    newest record that any source has; it may be of a state that was never placed whole."""
+    """The state to fetch. `sealed`: its signed record. `holders`: by fragment, the numbers of the sources that say they
+    have it. `newest`: the newest record that any source has; it may be of a state that was never placed whole."""
 
     record: StateRecord
+    sealed: bytes
     holders: dict[int, list[int]]
     newest: StateRecord
 
 
-def newest_whole(said: Sequence[Iterable[HeldState]], swarm: bytes, serial: int | None = None) -> FoundState | None:
+class FetchedFragments(NamedTuple):
+    """The fragments of a state that are here, verified. `fragments`: their files by number. `said`: the nodes that said
+    they have some, whether they gave them or not."""
+
+    found: FoundState
+    fragments: dict[int, Path]
+    said: frozenset[bytes]
+
+
+def newest_whole(said: Sequence[Iterable[HeldState]], swarm: bytes, above: int = -1) -> FoundState | None:
     """The newest state of which the sources together have enough fragments; None: there is none.
 
-    `said`: of each source, what it holds. `serial`: only this state. A record that `swarm` has not signed is ignored.
+    `said`: of each source, what it holds. `above`: only states with a higher serial. A record that `swarm` has not
+    signed is ignored.
     Since a state is only replaced once the next one is placed whole, an older one is right while a newer one lacks
     fragments.
     """
@@ -68,8 +95,8 @@ def newest_whole(said: Sequence[Iterable[HeldState]], swarm: bytes, serial: int 
         return None
     newest = max(records.values(), key=lambda record: record.serial)
     for sealed, record in sorted(records.items(), key=lambda item: item[1].serial, reverse=True):
-        if serial in (None, record.serial) and len(holders.get(sealed, ())) >= record.needed:
-            return FoundState(record, holders[sealed], newest)
+        if record.serial > above and len(holders.get(sealed, ())) >= record.needed:
+            return FoundState(record, sealed, holders[sealed], newest)
     return None
 
 
@@ -80,14 +107,21 @@ class FetchPlan:
                      '-----failed-----> free, for other sources
     """
 
-    def __init__(self, needed: int, holders: dict[int, list[int]], begun: Mapping[int, int] | None = None) -> None:
-        """`holders`: by fragment, the sources that may have it. `begun`: bytes of fragments that are here already."""
+    def __init__(
+        self,
+        needed: int,
+        holders: dict[int, list[int]],
+        begun: Mapping[int, int] | None = None,
+        done: Iterable[int] = (),
+    ) -> None:
+        """`holders`: by fragment, the sources that may have it. `begun`: bytes of fragments that are here already.
+        `done`: those that are here whole."""
         self._needed = needed
         here = begun or {}
         self._order = sorted(holders, key=lambda fragment: (-here.get(fragment, 0), fragment))
         self._holders = {fragment: set(sources) for fragment, sources in holders.items()}
         self._coming: dict[int, int] = {}
-        self.done: set[int] = set()
+        self.done = set(done)
 
     @property
     def is_over(self) -> bool:
@@ -116,7 +150,7 @@ class FetchPlan:
         found: dict[int, int] = {}
         for fragment in self._order:
             free = self._holders[fragment] - found.keys()
-            if free and len(found) < self._needed:
+            if free and fragment not in self.done and len(self.done) + len(found) < self._needed:
                 found[min(free)] = fragment
         self._coming = {fragment: source for source, fragment in found.items()}
         return found
@@ -133,6 +167,72 @@ class FetchPlan:
             sources.discard(source)
 
 
+def fetched_folder(folder: Path, record: StateRecord) -> Path:
+    """Where in `folder` the fragments of a state are while they are fetched."""
+    return folder / f"{record.serial:016x}"
+
+
+async def fetch_newest(
+    sources: Sources,
+    swarm: bytes,
+    folder: Path,
+    tell: Callable[[int, int], None],
+    *,
+    above: int = -1,
+    here: Iterable[HeldState] = (),
+    prepare: Callable[[FoundState], Awaitable[None]] | None = None,
+) -> FetchedFragments | None:
+    """Fetch enough fragments of the newest state that the sources give whole; None when they do not have one. A state
+    that only liars had is given up for the one before.
+
+    `tell(done, total)`: bytes. `above`: as of `newest_whole`. `here`: fragments that this machine has. `prepare`: is
+    called before a state is fetched, and puts those into the state's `fetched_folder`. Raises `TooFew`, and what
+    `prepare` raises.
+    """
+    failed: TooFew | None = None
+    own = list(here)
+    while True:
+        nodes = list(sources.nodes)
+        found = newest_whole([*(node.held.states for node in nodes), own], swarm, above)
+        if found is None:
+            if failed is not None:
+                raise failed
+            return None
+        if prepare is not None:
+            await prepare(found)
+        try:
+            fragments = await fetch_fragments(sources, nodes, found, folder, tell)
+        except TooFew as error:  # at least one source was dropped, or what is here is not what it was
+            failed = error
+            own = [state for state in own if state.record != found.sealed]
+        else:
+            numbers = {number for some in found.holders.values() for number in some}
+            said = {node.peer for number, node in enumerate(nodes) if number in numbers}
+            return FetchedFragments(found, fragments, frozenset(said))
+
+
+async def prove(conversation: Conversation, record: StateRecord, fragment: int) -> None:
+    """Have a node send a segment of a fragment that it says it has. Which one cannot be foreseen.
+
+    A node gets fragments from the seed alone, and gives them to the seed and to a holder of the swarm's key. So one
+    that sends any segment was given the fragment. Raises `PeerError` when the segment has another digest, and what
+    `Conversation` raises; the caller sets a deadline.
+    """
+    segment = secrets.randbelow(record.segments)
+    size, hasher = record.bytes_of_segment(segment), blake3()
+    body: Body = await conversation.ask(Fetch(record.serial, fragment, segment), Body)
+    if body.size != size:
+        raise _wrong_size(body.size, size)
+    async for part in conversation.parts(size):
+        hasher.update(part)
+    if hasher.digest() != record.digest(fragment, segment):
+        raise PeerError(f"saved state: segment {segment} has another digest")
+
+
+def _wrong_size(size: int, due: int) -> PeerError:
+    return PeerError(f"saved state: a segment of {size} bytes, not {due}")
+
+
 async def fetch_fragments(
     sources: Sources, nodes: Sequence[NodeSource], found: FoundState, folder: Path, tell: Callable[[int, int], None]
 ) -> dict[int, Path]:
@@ -142,14 +242,18 @@ async def fetch_fragments(
     segment. `tell(done, total)`: bytes. Raises `TooFew`.
     """
     record = found.record
-    plan = FetchPlan(record.needed, found.holders, await in_thread(_begun, folder, record))
-    total, done = record.needed * record.fragment_bytes, {}
+    folder = fetched_folder(folder, record)
+    await in_thread(_make_folder, folder)
+    begun, whole = await in_thread(_begun, folder, record)
+    holders = {part: [source for source in by if source < len(nodes)] for part, by in found.holders.items()}
+    plan = FetchPlan(record.needed, holders, begun, whole)
+    total, done = record.needed * record.fragment_bytes, dict.fromkeys(whole, record.fragment_bytes)
     changed = trio.Condition()
     moved_at: dict[int, float] = {}
     """By fragment that is coming: when its last segment came."""
 
     def path(fragment: int) -> Path:
-        return folder / _FETCHED.format(serial=record.serial, fragment=fragment)
+        return folder / fragment_name(fragment)
 
     def note(fragment: int, size: int) -> None:
         done[fragment], moved_at[fragment] = size, trio.current_time()
@@ -199,20 +303,28 @@ async def fetch_fragments(
     if not plan.is_over:
         raise TooFew(
             f"The nodes that answer give {len(plan.done)} of the {record.needed} fragments that are needed "
-            f"({'; '.join(sources.errors[-3:])}). Run it again, and name more nodes with --node: what has come is kept."
+            f"({'; '.join(sources.errors[-3:])})."
         )
     return {fragment: path(fragment) for fragment in sorted(plan.done)}
 
 
-def _begun(folder: Path, record: StateRecord) -> dict[int, int]:
-    """By fragment: the bytes of it that an earlier attempt left."""
-    found: dict[int, int] = {}
+def _begun(folder: Path, record: StateRecord) -> tuple[dict[int, int], list[int]]:
+    """What is in the folder already: by fragment its bytes, and the fragments that are whole."""
+    begun: dict[int, int] = {}
+    whole: list[int] = []
     for fragment in range(record.total):
-        name = _FETCHED.format(serial=record.serial, fragment=fragment)
-        for path in folder.glob(f"{name}*"):
-            if path.name in (name, name + TEMPORARY):
-                found[fragment] = path.stat().st_size
-    return found
+        path = folder / fragment_name(fragment)
+        with contextlib.suppress(FileNotFoundError):
+            begun[fragment] = path.with_name(path.name + TEMPORARY).stat().st_size
+        if path.exists():
+            begun[fragment] = record.fragment_bytes
+            whole.append(fragment)
+    return begun, whole
+
+
+def _make_folder(folder: Path) -> None:
+    with Disk().errors(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 async def _fetch(
@@ -220,9 +332,6 @@ async def _fetch(
 ) -> None:
     """Fetch what is missing of a fragment. Raises `PeerError` for a segment with another digest, and
     `trio.TooSlowError`."""
-    if await in_thread(path.exists):
-        note(fragment, record.fragment_bytes)
-        return
     coming = await in_thread(ComingFragment, Disk(), path, record, fragment)
     try:
         await in_thread(coming.resume)
@@ -234,7 +343,7 @@ async def _fetch(
                 with trio.fail_after(SEGMENT_S + size / MIN_BYTES_S):
                     body: Body = await node.conversation.ask(Fetch(record.serial, fragment, coming.segment), Body)
                     if body.size != size:
-                        raise PeerError(f"saved state: a segment of {body.size} bytes, not {size}")
+                        raise _wrong_size(body.size, size)
                     async for part in node.conversation.parts(size):
                         await in_thread(coming.write, part)
                 node.is_in_body = False

@@ -82,11 +82,10 @@ class FragmentFolder:
         )
 
     def held(self) -> tuple[HeldState, ...]:
-        """The fragments that are here whole, the newest state first."""
-        return tuple(
-            HeldState(sealed, tuple(sorted(self._numbers(serial))))
-            for serial, (_, sealed) in sorted(self._records.items(), reverse=True)
-        )
+        """The fragments that are here whole, the newest state first: of at most `STATES_HELD` states. There are more
+        when a seed has adopted a state that is older than one that was cut off here."""
+        newest = sorted(self._records.items(), reverse=True)[:STATES_HELD]
+        return tuple(HeldState(sealed, tuple(sorted(self._numbers(serial)))) for serial, (_, sealed) in newest)
 
     def _numbers(self, serial: int, suffix: str = "") -> list[int]:
         found = []

@@ -7,8 +7,8 @@ own, as long as there are enough; only when every other node has refused does on
     fragment: missing --next--> coming --placed--> held --(its holder left, or does not have it)--> missing
                                    '--failed, interrupted--> missing
 
-What a node says that it holds counts only for fragments that were placed with it: otherwise one that says it has all of
-them would keep them from the others.
+What a node says that it holds counts only for fragments that were placed with it, or that it has proven to have by
+sending a part: otherwise one that says it has all of them would keep them from the others.
 """
 
 from collections import Counter
@@ -58,12 +58,14 @@ class Placement:
         """`given`: as an earlier `Placement` of the same state had it."""
         self.total = total
         self.given = set(given)
-        """Fragments and the nodes that they were ever placed with."""
+        """Fragments and the nodes that they were ever placed with, or that proved to have them."""
         self.holders: dict[int, bytes] = {}
         """By fragment: the node that has it durably."""
         self._coming: dict[int, bytes] = {}
         self._trouble: dict[bytes, _Trouble] = {}
         self._peers: list[bytes] = []
+        self._doubted: set[bytes] = set()
+        """Nodes that did not prove what they said."""
 
     @property
     def is_whole(self) -> bool:
@@ -72,7 +74,7 @@ class Placement:
 
     @property
     def given_to(self) -> set[bytes]:
-        """The nodes that fragments were ever placed with."""
+        """The nodes that fragments were ever placed with, or that proved to have some."""
         return {peer for _, peer in self.given}
 
     def is_stuck(self, now: float) -> bool:
@@ -85,6 +87,7 @@ class Placement:
         known = set(peers)
         self.holders = {fragment: peer for fragment, peer in self.holders.items() if peer in known}
         self._trouble = {peer: trouble for peer, trouble in self._trouble.items() if peer in known}
+        self._doubted &= known
 
     def note_held(self, peer: bytes, fragments: Iterable[int]) -> None:
         """A node says which fragments it has. Of those that were placed with it the others are missing."""
@@ -93,6 +96,23 @@ class Placement:
         for fragment in said:
             if (fragment, peer) in self.given:
                 self.holders.setdefault(fragment, peer)
+
+    def to_prove(self, peer: bytes, fragments: Iterable[int]) -> list[int]:
+        """Of the fragments that a node says it has: those that are missing, and that it may prove to have."""
+        if peer in self._doubted or peer not in self._peers:
+            return []
+        taken = self.holders.keys() | self._coming.keys()
+        return [number for number in sorted(set(fragments)) if number < self.total and number not in taken]
+
+    def proved(self, peer: bytes, fragment: int) -> None:
+        """The node has shown that it has the fragment."""
+        self.given.add((fragment, peer))
+        if peer in self._peers:
+            self.holders.setdefault(fragment, peer)
+
+    def doubted(self, peer: bytes) -> None:
+        """The node did not show what it said: it is asked for no proof again. It may still be given fragments."""
+        self._doubted.add(peer)
 
     def next(self, now: float) -> Assignment | None:
         """The next fragment to send, and to whom; None while there is nothing to do or nobody to try. It is on its way

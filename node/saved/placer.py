@@ -7,7 +7,11 @@
 Before a state is settled every fragment of it is durable at a node; only then are holders told to drop the one before.
 So at every moment one whole state can be fetched back, whichever machine fails. Then the seed keeps the fragments,
 looks now and then which of them are still held, and places those again whose holders have left: those of the last whole
-state too, while a newer one is on its way. A node is believed to hold only what the seed has placed with it.
+state too, while a newer one is on its way. A node is believed to hold only what the seed has placed with it, or what it
+proves to have by sending a part.
+
+A seed without the newest state on its disk, after a takeover for example, adopts it from the nodes (`adopting`). That
+state is then on its way like one that was coded here: whole once each fragment is at a node, wherever it was before.
 """
 
 import contextlib
@@ -23,8 +27,10 @@ import trio
 from codec.errors import PeerError, UsageError
 from codec.sign import Key
 from codec.unpack import unpack
+from node.saved.adopting import AdoptedState, Adopter, OnDisk
 from node.saved.coding import CodedState, Progress, code_file
 from node.saved.conversation import ANSWER_S, PART_BYTES, STATE_PROTOCOL, Conversation, Declined
+from node.saved.fetching import SEGMENT_S, prove
 from node.saved.messages import AskHeld, Done, Held, Place, Send, Settle
 from node.saved.placement import Assignment, Placement, order_of
 from node.saved.record import StateRecord
@@ -74,8 +80,9 @@ _log = structlog.get_logger(__name__)
 class _Kept:
     """A coded state, and where its fragments are. A round of it holds `turn`, and `scope` ends the round."""
 
-    def __init__(self, state: CodedState) -> None:
-        self.state = state
+    def __init__(self, state: CodedState, said: frozenset[bytes] = frozenset()) -> None:
+        """`said`: nodes that say they have fragments of it."""
+        self.state, self.said = state, said
         self.placement = Placement(state.record.total, _read_placed(state.folder))
         self.turn, self.scope = trio.Lock(), trio.CancelScope()
         self.settled = trio.Event()
@@ -93,8 +100,10 @@ class Placer:
         transport: Libp2pTransport,
         roster: Callable[[], Roster | None],
         pacer: Pacer,
+        own: Path | None = None,
     ) -> None:
-        """`folder`: `STATE_FOLDER` in the home. `pacer`: of this machine's uplink."""
+        """`folder`: `STATE_FOLDER` in the home. `pacer`: of this machine's uplink. `own`: folder of the fragments that
+        this machine held as a node, before it took over."""
         self._key, self._folder, self._transport, self._roster, self._pacer = key, folder, transport, roster, pacer
         self._whole = 0
         """Serial of the last state that was placed whole."""
@@ -109,6 +118,7 @@ class Placer:
         """Set when there is another `_coming`, or `_last_whole`."""
         self._noting = trio.Lock()
         """Held while it is noted on disk what was placed with whom."""
+        self._adopter = Adopter(key, folder, transport, self._members, self._on_disk, self._take_adopted, own)
 
     # ------------------------------------------------------------ a new state
 
@@ -130,11 +140,12 @@ class Placer:
                     "No node is there that holds fragments of a state: nodes join with a ticket (swarm-node "
                     "invite), and give disk (join --state-gb)."
                 )
-            serial = max(self._last_serial() + 1, time.time_ns() // 1_000_000)
-            await self._give_up_coming(serial)
-            kept = _Kept(await self._code(source, serial, step, min(HOLDERS, able), tell))
-            kept.placement.note_members([member.peer for member in self._members()])
-            self._coming = kept
+            async with self._adopter.held_back():
+                serial = max(self._last_serial() + 1, time.time_ns() // 1_000_000)
+                await self._give_up_coming(serial)
+                kept = _Kept(await self._code(source, serial, step, min(HOLDERS, able), tell))
+                kept.placement.note_members([member.peer for member in self._members()])
+                self._coming = kept
             self._wake.set()
             await self._until_settled(kept, tell)
             return kept.state
@@ -208,11 +219,22 @@ class Placer:
         return self._whole
 
     def _last_serial(self) -> int:
-        return max(self._whole, 0 if self._coming is None else self._coming.state.record.serial)
+        """Of all states that are known, here and at nodes: nodes refuse one that is older than theirs."""
+        return max(self._whole, self._adopter.newest, self._on_disk().serial)
+
+    def _on_disk(self) -> OnDisk:
+        kept = [each.state.record.serial for each in (self._last_whole, self._coming) if each is not None]
+        return OnDisk(max(kept, default=0), self._whole)
+
+    async def _take_adopted(self, adopted: AdoptedState) -> None:
+        kept = _Kept(adopted.state, adopted.said)
+        await self._give_up_coming(kept.state.record.serial)
+        self._coming = kept
+        self._wake.set()
 
     async def _forget_before(self, serial: int) -> None:
         """Remove older states than this one, except the last that was placed whole."""
-        for folder in await in_thread(lambda: sorted(self._folder.glob("*/"))):
+        for folder in await in_thread(lambda: sorted(self._folder.glob("[!.]*/"))):
             if folder.name < _name(serial) and folder.name != _name(self._whole):
                 await in_thread(Disk().remove, folder)
 
@@ -223,7 +245,7 @@ class Placer:
         async def ask(member: Member) -> None:
             with guarded(Source.STREAM, member.peer), trio.fail_after(ABLE_S):
                 async with self._talking(member) as conversation:
-                    await conversation.ask(AskHeld(), Held)
+                    self._adopter.note(await conversation.ask(AskHeld(), Held))
                     able.append(member.peer)
 
         async with trio.open_nursery() as nursery:
@@ -240,6 +262,7 @@ class Placer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._place_coming)
             nursery.start_soon(self._keep_whole)
+            nursery.start_soon(self._adopter.run)
 
     async def _place_coming(self) -> None:
         while True:
@@ -292,7 +315,7 @@ class Placer:
 
     async def _ask_all(self, kept: _Kept, members: Sequence[Member]) -> None:
         """Ask those that have fragments of the state, or are likely to get some, what they hold."""
-        first = {member.peer for member in members[:ASKED]} | kept.placement.given_to
+        first = {member.peer for member in members[:ASKED]} | kept.placement.given_to | kept.said
         async with trio.open_nursery() as nursery:
             for member in members:
                 if member.peer in first:
@@ -301,13 +324,26 @@ class Placer:
     async def _ask_held(self, kept: _Kept, member: Member) -> None:
         """Ask a node what it holds. The last whole state is settled with each node that has a fragment of any: its
         lease begins anew, and older ones go."""
-        with guarded(Source.STREAM, member.peer), trio.fail_after(ASK_S):
+        record, placement = kept.state.record, kept.placement
+        is_proving = False
+        with guarded(Source.STREAM, member.peer) as outcome, trio.fail_after(ASK_S) as limit:
             async with self._talking(member) as conversation:
                 held: Held = await conversation.ask(AskHeld(), Held)
+                self._adopter.note(held, kept.state.sealed)
                 mine = [each.fragments for each in held.states if each.record == kept.state.sealed]
-                kept.placement.note_held(member.peer, mine[0] if mine else ())
+                said = mine[0] if mine else ()
+                placement.note_held(member.peer, said)
                 if self._whole and held.states:
                     await conversation.ask(Settle(self._whole), Done)
+                if to_prove := placement.to_prove(member.peer, said):
+                    is_proving = True
+                    limit.deadline += SEGMENT_S + record.bytes_of_segment(0) / MIN_BYTES_S  # for all of them
+                    for fragment in to_prove:
+                        await prove(conversation, record, fragment)
+                        placement.proved(member.peer, fragment)
+                    await self._note_placed(kept)
+        if outcome.error is not None and is_proving:
+            placement.doubted(member.peer)
 
     async def _place_some(self, kept: _Kept, by_peer: dict[bytes, Member]) -> None:
         placement = kept.placement
@@ -350,7 +386,7 @@ class Placer:
                 await conversation.expect(Done, within_s)
 
     async def _note_placed(self, kept: _Kept) -> None:
-        """Note on disk what was placed with whom: after a restart a node is believed that, and no more."""
+        """Note on disk what was placed with whom, and proven: after a restart a node is believed that, and no more."""
         async with self._noting:
             # With a full disk it is lost: then nodes are asked to take what they have, and say so.
             with contextlib.suppress(UsageError, OSError):
@@ -366,7 +402,6 @@ class Placer:
         self._whole, self._last_whole, self._coming = record.serial, kept, None
         _log.info("state_saved", step=record.step, bytes=record.size, fragments=record.total)
         kept.settled.set()
-        self._replaced.set()
         self._replaced.set()
         await self._forget_before(record.serial)
 

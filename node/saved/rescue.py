@@ -16,7 +16,7 @@ import trio
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.sign import Key
 from node.saved.coding import join_file
-from node.saved.fetching import TooFew, fetch_fragments, newest_whole
+from node.saved.fetching import TooFew, fetch_newest
 from node.saved.record import StateRecord
 from node.saved.sources import Sources
 from node.saved.weights import FetchedWeights, fetch_weights
@@ -105,28 +105,22 @@ async def _fetch_weights(sources: Sources, key: Key, out: Path, tell: Tell) -> F
 async def _fetch_state(sources: Sources, key: Key, out: Path, tell: Tell) -> FetchedState:
     """Fetch the newest state that the sources give whole. One that only liars had is given up for the one before."""
     folder = _folder_beside(out)
-    failed: TooFew | None = None
-    while True:
-        nodes = list(sources.nodes)
-        found = newest_whole([node.held.states for node in nodes], key.public)
-        if found is None:
-            raise failed or UsageError(
-                f"The {len(nodes)} nodes that answer do not have enough of a saved state. Name others with --node; and "
-                "look whether the trainer has saved one (Swarm.save_state)."
-            )
-        try:
-            fragments = await fetch_fragments(
-                sources, nodes, found, folder, lambda done, total: tell("state", done, total)
-            )
-            break
-        except TooFew as error:  # at least one source was dropped
-            failed = error
+    try:
+        fetched = await fetch_newest(sources, key.public, folder, lambda done, total: tell("state", done, total))
+    except TooFew as error:
+        raise UsageError(f"{error} Run it again, and name more nodes with --node: what has come is kept.") from error
+    if fetched is None:
+        raise UsageError(
+            f"The {len(sources.nodes)} nodes that answer do not have enough of a saved state. Name others with --node; "
+            "and look whether the trainer has saved one (Swarm.save_state)."
+        )
+    found = fetched.found
 
     def go_on(done: int, size: int) -> None:
         trio.from_thread.check_cancelled()  # by Ctrl-C
 
     try:
-        await in_thread(join_file, fragments, found.record, key, out, go_on)
+        await in_thread(join_file, fetched.fragments, found.record, key, out, go_on)
     except PeerError as error:
         raise UsageError(f"What was fetched does not decrypt ({error}). Remove {folder}, and run it again.") from error
     await in_thread(Disk().remove, folder)

@@ -88,6 +88,14 @@ EVENTS: Final[Mapping[str, Event]] = {
     "state_saved": Event(
         "The state of step {step} ({bytes:size}) is saved in the swarm, in {fragments} fragments, each at a node."
     ),
+    "state_adopted": Event(
+        "The saved state of step {step} ({bytes:size}) was fetched from the nodes, and this seed looks after its "
+        "{fragments} fragments now."
+    ),
+    "state_not_adopted": Event(
+        "This seed does not look after the saved state that nodes hold, and tries again: {why}",
+        "start the nodes that held fragments, or free disk here; a trainer that saves a state replaces it",
+    ),
     "state_waits": Event("The saved state is not settled yet: {why}", "do what it says; it is tried again"),
     "fragment_not_placed": Event(
         "{who} has not taken a fragment of the saved state: {why}",

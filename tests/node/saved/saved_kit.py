@@ -122,12 +122,12 @@ class Bench:
         node.scope.cancel()
 
     @asynccontextmanager
-    async def seed(self) -> AsyncIterator[Placer]:
-        """The seed's placer, while the block runs. Its home is the same each time."""
+    async def seed(self, own: Path | None = None) -> AsyncIterator[Placer]:
+        """The seed's placer, while the block runs. Its home is the same each time. `own`: as of `Placer`."""
         transport = Libp2pTransport(KEY, ANY)
         async with trio.open_nursery() as nursery:
             await nursery.start(transport.serve, idle)
-            placer = Placer(KEY, self.folder / "seed", transport, self.roster, Pacer())
+            placer = Placer(KEY, self.folder / "seed", transport, self.roster, Pacer(), own)
             nursery.start_soon(placer.run)
             yield placer
             nursery.cancel_scope.cancel()

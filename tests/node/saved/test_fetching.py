@@ -49,6 +49,20 @@ def test_what_is_here_already_is_fetched_first_and_then_the_content_itself() -> 
     assert FetchPlan(3, {0: [0], 1: [0], 2: [0]}).first() == {0: 0}
 
 
+def test_what_is_here_whole_is_fetched_from_nobody() -> None:
+    holders = {0: [0], 1: [1], 2: [2]}
+    plan = FetchPlan(2, holders, done=[1])
+    assert plan.first() == {0: 0}
+    assert plan.next(1) is None
+    plan.lost(0)
+    assert not plan.is_hopeless
+    assert plan.next(2) == 2
+    plan.fetched(2)
+    assert plan.is_over
+    assert FetchPlan(2, holders, done=[1, 3]).is_over, "whether a node says it has it, or not"
+    assert FetchPlan(2, {0: [0]}, done=[0]).is_hopeless
+
+
 def test_beside_a_slow_fragment_another_one_is_fetched() -> None:
     plan = FetchPlan(1, {0: [0], 1: [1]})
     assert plan.next(0) == 0
