@@ -27,11 +27,12 @@ FORKED: Final = ("node.cli", "scenarios.faults.small_node", "scenarios.faults.tr
 """Modules of which processes are forked."""
 OPTIONS: Final = {"env", "stdin", "stdout", "stderr", "start_new_session"}
 """Options of `subprocess.Popen` that a fork has too."""
-READ_LATE: Final = {
-    "SWARM_HOME", "SWARM_STRICT", "SWARM_LOG", "SWARM_TICKET", "SWARM_API_KEY", "XDG_CONFIG_HOME",
-    "PYTEST_CURRENT_TEST",
-}  # fmt: skip
-"""Variables that nothing reads while it is imported. Where another one differs, a process is executed."""
+READ_EARLY: Final = (
+    "GLIBC_TUNABLES", "HOME", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON",
+    "SWARM_CACHE", "TMPDIR", "XDG_CACHE_HOME",
+)  # fmt: skip
+"""How the names of variables begin that the interpreter reads, or a module while it is imported. Where one of them
+differs, a process is executed."""
 _ENVIRONMENT: Final = os.environ | {"OMP_NUM_THREADS": "1"}
 """Of the process that is forked: what this one had when it imported this module."""
 _ITEM_BYTES: Final = array.array(PACKED).itemsize
@@ -185,4 +186,4 @@ def _server(of: int) -> _Server:
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in READ_LATE}
+    return {name: value for name, value in environment.items() if name.startswith(READ_EARLY)}

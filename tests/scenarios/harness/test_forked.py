@@ -97,6 +97,15 @@ def test_what_a_fork_could_not_do_is_executed(command: list[str], options: dict[
     assert process.wait(WITHIN_S) == 0
 
 
+def test_variables_that_libraries_set_later_make_no_difference(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SET_BY_A_LIBRARY", "1")
+    process = start([*NODE, "--help"], **PIPES)
+    process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0
+
+
 def test_processes_of_a_swarm_are_forked(tmp_path: Path) -> None:
     with swarm_on(tmp_path, None, 0, ("--raw-mb", "1")) as swarm:  # type: ignore[arg-type]
         assert isinstance(swarm.running["seed"], Forked)
