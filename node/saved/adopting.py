@@ -39,6 +39,9 @@ LOOK_S: Final = 1.0
 AGAIN_S: Final = 5.0
 """Pause after the first attempt that failed; it doubles with each one, up to `MOST_AGAIN_S`."""
 MOST_AGAIN_S: Final = 600.0
+LOOK_FOR_S: Final = 3_600.0
+"""A seed that has no state, and has heard of none for so long, stops asking: nearly always none was ever saved, and to
+ask a thousand nodes takes a thousand connections."""
 _ADOPTING: Final = ".adopting"
 _log = structlog.get_logger(__name__)
 
@@ -83,6 +86,8 @@ class Adopter:
         """Held during an attempt, and by `held_back`."""
         self._scope = trio.CancelScope()
         self._wake = trio.Event()
+        self._look_until = 0.0
+        """Until then nodes are asked although none has named a state."""
         self._may_be_left = True
         """Whether an attempt, perhaps of an earlier run, may have left something in `_ADOPTING`."""
 
@@ -110,6 +115,7 @@ class Adopter:
     async def run(self) -> None:
         """Adopt until cancelled, as often as nodes have a newer state than this disk."""
         pause_s, said = AGAIN_S, ""
+        self._look_until = trio.current_time() + LOOK_FOR_S
         while True:
             why: str | None = ""
             with trio.CancelScope() as self._scope:
@@ -136,7 +142,7 @@ class Adopter:
                         await in_thread(Disk().remove, self._folder / _ADOPTING)
                     self._may_be_left = False
                     return None
-                if not members:
+                if not members or (not self.newest and trio.current_time() > self._look_until):
                     return None
                 self._may_be_left = True
                 await self._adopt(members, max(on_disk.serial, on_disk.whole - 1))

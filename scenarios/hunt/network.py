@@ -104,6 +104,10 @@ class HuntTransport(MemoryTransport):
     def serve_protocol(self, protocol: str, handler: Callable[..., Any]) -> None:
         """As `Libp2pTransport`. Nobody opens such a stream: no trainer of a hunt saves a state."""
 
+    async def open_bulk_stream(self, peer: PeerKey, protocol: str) -> Any:
+        """As `Libp2pTransport`: raises `Unreachable`, since the machine that is asked serves no such stream."""
+        raise Unreachable(f"{protocol} is not served")
+
     def peers(self) -> list[PeerKey]:
         return [] if self.lost_power() else super().peers()
 

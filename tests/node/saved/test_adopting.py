@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_kit import KEY, OTHER, Bench, as_kind, bench, coded, until
@@ -18,6 +19,7 @@ from codec.errors import PeerError, UsageError
 from node.saved import adopting, coding, fetching
 from node.saved import placement as pauses
 from node.saved import placer as placing
+from node.saved.adopting import Adopter, OnDisk
 from node.saved.coding import RECORD, CodedState, complete_fragments, fragment_name, join_file
 from node.saved.conversation import Conversation
 from node.saved.holder import Holder
@@ -26,8 +28,10 @@ from node.saved.placement import Placement
 from node.saved.placer import Placer
 from node.saved.record import open_record
 from node.saved.rescue import Wanted, fetch_from_nodes
+from swarm.protocol.membership.roster import Member
 from swarm.runtime.threads import in_thread
 from swarm.store.disk import Disk
+from swarm.transport.base import Unreachable
 
 CONTENT = os.urandom(3_000_000)
 NEWER = os.urandom(2_000_000)
@@ -613,3 +617,35 @@ async def test_a_node_that_drips_delays_it_for_a_while_only(tmp_path: Path, monk
         async with made.seed() as seed:
             await until(is_kept(seed, first))
         assert made.counts() == [1, 1, 1, 1], "it is asked to take what it has, and says so"
+
+
+class _NobodyAnswers:
+    """A transport to members of which none can be reached."""
+
+    key = KEY.public
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    async def connect(self, peer: bytes, addrs: tuple[str, ...]) -> None:
+        self.asked.append(trio.current_time())
+        raise Unreachable("no answer")
+
+
+async def test_a_seed_that_hears_of_no_state_stops_asking_after_an_hour(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopting, "AGAIN_S", 5.0)
+    monkeypatch.setattr(adopting, "MOST_AGAIN_S", 600.0)
+    transport = _NobodyAnswers()
+    member = Member(0, OTHER.public, ("/ip4/127.0.0.1/tcp/1",), True, "", "", 1.0, False)
+
+    async def take(adopted: object) -> None:
+        raise AssertionError("there is nothing to take")
+
+    adopter = Adopter(KEY, tmp_path, transport, lambda: [member], lambda: OnDisk(0, 0), take)  # type: ignore[arg-type]
+    began = trio.current_time()
+    with trio.move_on_after(3 * adopting.LOOK_FOR_S):
+        await adopter.run()
+    assert 3_000 < transport.asked[-1] - began <= adopting.LOOK_FOR_S
+    assert 10 < len(transport.asked) < 20
