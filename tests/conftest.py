@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,6 +89,12 @@ def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Processes of swarm-node begin with their imports done, except where time and memory are judged."""
     if request.node.get_closest_marker("alone") is None:
         monkeypatch.setattr(Processes, "starts", staticmethod(forked.start))
+
+
+@pytest.fixture
+def executed(_forked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of swarm-node are executed: for tests of what a process shows of itself."""
+    monkeypatch.setattr(Processes, "starts", subprocess.Popen)
 
 
 @pytest.fixture(autouse=True)

@@ -162,9 +162,9 @@ class LongRun:
         """What the trainer said of the newest step; None: nothing yet."""
         return self.counting.answers.get(self.model.step)
 
-    def publish_again(self) -> None:
-        """Have the trainer publish the newest step again, unless that is the head already."""
-        self._may_fail = False
+    def publish_again(self, *, may_fail: bool = False) -> None:
+        """Have the trainer publish the newest step again, unless that is the head already. `may_fail`: as `publish`."""
+        self._may_fail = may_fail
         if not self.is_head():
             self._ask()
 

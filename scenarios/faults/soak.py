@@ -176,17 +176,22 @@ class Soak:
         run.start(Actor("node", "disk"))
 
     def _fill_and_free_seed(self) -> None:
-        """Fill the seed's disk until the seed refuses a version or ends, then free it: nothing goes on without it."""
+        """Fill the seed's disk until the seed refuses a version or ends, then free it: nothing goes on without it. A
+        seed that has refused a version may end after that: it does when it cannot write its ledger."""
         self._disks["seed"].fill()
         self.full += 1
         run, swarm = self._run, self._run.swarm
         run.publish(may_fail=True)
         run.until("the seed says that its disk is full", lambda: run.answer() or not run.runs("seed"), FULL_WITHIN_S)
         self._disks["seed"].free()
+        if run.runs("seed"):
+            run.publish_again(may_fail=True)
+            run.until("the seed seals the version, or ends", lambda: run.is_head() or not run.runs("seed"))
         if not run.runs("seed"):
             self._ended_full("seed")
             run.start(Actor("seed", "seed"))
             swarm.wait("the seed serves", swarm.status, of=["seed"])
+            run.until("the trainer says what became of the version", run.answer)
         run.publish_again()
         run.until("the seed has sealed the version", run.is_head)
 

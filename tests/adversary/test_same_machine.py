@@ -9,7 +9,7 @@ from kit import checkpoint, holds, root_of
 
 from scenarios.harness.swarm import NODE, swarm_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.adversary]
+pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.usefixtures("executed")]
 
 
 def seen_in_ps(pid: int) -> str:
