@@ -34,8 +34,9 @@ def test_a_soak(tmp_path: Path) -> None:
     found = json.loads(ended.stdout)
     others = [sentence for sentence in found["failed"] if "grew by" not in sentence]
     assert not others, "what a minute shows of growth is not judged, all else is"
-    grown = {(row["of"], row["what"]) for row in found["rows"] if not row["flat"]}
-    assert not {(of, what) for of, what in grown if what in ("descriptors", "connections")}
+    grown = {(row["of"], row["what"]): row["last"] - row["first"] for row in found["rows"] if not row["flat"]}
+    # Two samples of files that are open at the moment differ by some; one that stays open for each version makes 30.
+    assert not {each for each, more in grown.items() if each[1] in ("descriptors", "connections") and more > 12}
     assert found["churned"] >= 5
     assert found["full"] == 2
     assert {row["of"] for row in found["rows"]} == {"seed", "trainer", "steady", "rest", "steady's engine"}
