@@ -1,5 +1,6 @@
 """One client's HTTP/1.1 connection over h11: reads requests and writes answers, each within its deadline."""
 
+import math
 from typing import Any, Final, Protocol
 
 import h11
@@ -179,33 +180,39 @@ class HttpConnection:
             pass
 
     async def _send_stream(self, body: Streaming) -> bool:
-        """Send a body in parts. False: the connection cannot be used any more."""
-        broken = False
+        """Send a body in parts. False: the connection cannot be used any more.
+
+        All parts are written under one scope, whose deadline is set for each: a scope of its own for each would cost
+        more than the write.
+        """
+        broken = sending = False
         async with trio.open_nursery() as nursery:
+            scope = nursery.cancel_scope
 
             async def watch_client() -> None:
                 nonlocal broken
                 data = await self._receive_or_nothing()
                 broken = True  # also if data came: it is dropped, so this connection can have no further request
                 if not data:
-                    nursery.cancel_scope.cancel()
+                    scope.cancel()
 
             async def send(part: bytes) -> None:
-                nonlocal broken
+                nonlocal sending
+                sending = True
                 try:
-                    await self._write(self._h11.send(h11.Data(data=part)))
-                except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                    broken = True
-                    nursery.cancel_scope.cancel()
+                    await self._send_before(scope, self._h11.send(h11.Data(data=part)) or b"")
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    scope.cancel()
                     await trio.lowlevel.checkpoint()
+                sending = False
 
             nursery.start_soon(watch_client)
             try:
                 await body(send)
             except CutShort:
                 broken = True
-            nursery.cancel_scope.cancel()
-        return not broken
+            scope.cancel()
+        return not broken and not sending
 
     async def _receive_or_nothing(self) -> bytes:
         """What the client sends next; empty when it has disconnected."""
@@ -218,9 +225,18 @@ class HttpConnection:
         """Send `data`. Raises `trio.TooSlowError` when the client has kept this answer's writes waiting too long."""
         if not data:
             return
+        with trio.CancelScope() as scope:
+            await self._send_before(scope, data)
+        if scope.cancelled_caught:
+            raise trio.TooSlowError
+
+    async def _send_before(self, scope: trio.CancelScope, data: bytes) -> None:
+        """Send `data` in a block of `scope`, which is cancelled when the client has kept this answer's writes waiting
+        too long."""
         self._sent_bytes += len(data)
         allowed_s = self._limits.write_s + self._sent_bytes / self._limits.write_rate
         began = trio.current_time()
-        with trio.fail_after(max(0.0, allowed_s - self._writing_s)):
-            await self._stream.send_all(data)
+        scope.deadline = began + max(0.0, allowed_s - self._writing_s)
+        await self._stream.send_all(data)
+        scope.deadline = math.inf
         self._writing_s += trio.current_time() - began

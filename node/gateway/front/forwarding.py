@@ -4,6 +4,7 @@ The next seed gets the request with the notes of the parts that the client has. 
 anew if the client has nothing yet. An answer that comes in parts without notes cannot go on.
 """
 
+import math
 from typing import Final
 
 import trio
@@ -23,6 +24,7 @@ NOTE_BYTES: Final = 64
 MOST_NOTES: Final = 16 << 20
 """Memory of the notes of one request, which the next seed gets in one frame."""
 _EVENTS: Final = "text/event-stream"
+_TOO_LATE: Final = "The seed has not finished this in time."
 _Found = Answer | Part | End
 
 
@@ -61,7 +63,11 @@ class Forwarding:
 
     async def answer(self) -> Response:
         """The head of the answer; its parts are then sent by the response's body. Raises `SeedLost`."""
-        found = await self._next()
+        try:
+            with trio.fail_at(self._deadline):
+                found = await self._next()
+        except trio.TooSlowError:
+            raise SeedLost(_TOO_LATE) from None
         if not isinstance(found, Answer):
             raise SeedLost("The seed answered without a beginning. Ask again.")
         if found.body is not None:
@@ -73,22 +79,32 @@ class Forwarding:
 
     async def _send_parts(self, send: Send) -> None:
         try:
-            while await self._send_next(send):
-                pass
+            while await self._send_until_quiet(send):
+                if trio.current_time() >= self._deadline:
+                    raise SeedLost(_TOO_LATE)
+                if self._is_stream:
+                    await send(b": waiting\n\n")
         except SeedLost as error:
             if not self._is_stream:
                 raise CutShort from error
             await send(_event(error_body(503, str(error), "seed_away")))
 
-    async def _send_next(self, send: Send) -> bool:
-        """Send what comes next. False: it was the end."""
-        found = None
-        with trio.move_on_after(QUIET_S):
-            found = await self._next()
-        if found is None:
-            if self._is_stream:
-                await send(b": waiting\n\n")
-            return True
+    async def _send_until_quiet(self, send: Send) -> bool:
+        """Send what comes, until nothing has come for a while. False: the answer is at its end.
+
+        One scope for all that comes: a scope for each part, of which each token is one, would cost more than the rest.
+        """
+        with trio.CancelScope() as quiet:
+            while True:
+                quiet.deadline = min(trio.current_time() + QUIET_S, self._deadline)
+                found = await self._next()
+                quiet.deadline = math.inf
+                if not await self._send_found(found, send):
+                    return False
+        return True
+
+    async def _send_found(self, found: _Found, send: Send) -> bool:
+        """Send what came. False: it was the end."""
         match found:
             case Part():
                 return await self._send_part(found, send)
@@ -144,16 +160,13 @@ class Forwarding:
     # ------------------------------------------------------------ seeds
 
     async def _next(self) -> _Found:
-        """The next message about this request. Raises `SeedLost`."""
+        """The next message about this request; the caller sets a deadline. Raises `SeedLost`."""
         while True:
             if self._found is None:
                 await self._ask()
                 continue
             try:
-                with trio.fail_at(self._deadline):
-                    return await self._found.receive()
-            except trio.TooSlowError:
-                raise SeedLost("The seed has not finished this in time.") from None
+                return await self._found.receive()
             except trio.EndOfChannel:
                 self._found = self._link = None
                 self._wait_until = trio.current_time() + self._away_s
