@@ -256,9 +256,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         disks = {} if options.no_full_disk else {name: SmallDisk(homes / name, size) for name, size in DISKS.items()}
         with long_run(folder, MEMBERS, seed=options.seed, up_mbit=UP_MBIT) as run:
             soak = Soak(run, disks, seed=options.seed, a_minute=options.a_minute, every_s=options.every_s)
-            soak.go(options.versions)
-            rows = soak.table.rows()
-            report = {"churned": soak.churned, "full": soak.full, "groups": run.counting.groups}
+            try:
+                soak.go(options.versions)
+            finally:  # a run that fails after an hour tells what it measured until then
+                rows = soak.table.rows()
+                report = {"churned": soak.churned, "full": soak.full, "groups": run.counting.groups}
     except UsageError as error:
         failed.append(str(error))
     failed += [

@@ -1,5 +1,6 @@
 """What processes and folders use over a long run, and whether it is the same at its end as at its beginning."""
 
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,10 +23,11 @@ dozen peers, since which peers have one, and which have a second one for bulk, c
 def folder_bytes(folder: Path, *, without: Sequence[str] = ()) -> int:
     """Bytes of disk that the files below a folder take; without those whose names begin with one of `without`."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # it may be gone by now
-            if path.is_file() and not path.name.startswith(tuple(without)):
-                total += path.stat().st_blocks * 512
+    for parent, _, names in os.walk(folder):  # unlike `Path.rglob`, it goes on where a folder is gone by now
+        for name in names:
+            with suppress(OSError):
+                if not name.startswith(tuple(without)):
+                    total += os.stat(os.path.join(parent, name), follow_symlinks=False).st_blocks * 512
     return total
 
 

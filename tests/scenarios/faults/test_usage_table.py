@@ -44,3 +44,21 @@ def test_processes_and_folders_are_measured(tmp_path: Path, capsys: pytest.Captu
     assert connections["what"] == "connections"
     table.print_rows(table.rows())
     assert "me               memory" in capsys.readouterr().out
+
+
+def test_what_is_removed_while_it_is_measured_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node removes old versions all the time."""
+    for name in ("gone", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").write_bytes(bytes(100_000))
+    scan = os.scandir
+
+    def remove_and_scan(path: str):
+        if Path(path).name == "gone":
+            (tmp_path / "gone" / "data").unlink()
+            (tmp_path / "gone").rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", remove_and_scan)
+    assert 100_000 <= folder_bytes(tmp_path) < 150_000
+    assert not (tmp_path / "gone").exists()
