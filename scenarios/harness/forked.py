@@ -21,15 +21,15 @@ from typing import IO, Any, Final
 
 from scenarios.harness.fork_server import PACKED
 
-__all__ = ["FORKED", "Forked", "start"]
+__all__ = ["FORKED", "ForkServer", "Forked", "can_be_forked", "start"]
 
 FORKED: Final = ("node.cli", "scenarios.faults.small_node", "scenarios.faults.trainer")
 """Modules of which processes are forked."""
 OPTIONS: Final = {"env", "stdin", "stdout", "stderr", "start_new_session"}
 """Options of `subprocess.Popen` that a fork has too."""
 READ_EARLY: Final = (
-    "GLIBC_TUNABLES", "HOME", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON",
-    "SWARM_CACHE", "TMPDIR", "XDG_CACHE_HOME",
+    "GLIBC_TUNABLES", "HF_", "HOME", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON",
+    "SWARM_CACHE", "TMPDIR", "TOKENIZERS_", "TRANSFORMERS_", "XDG_CACHE_HOME",
 )  # fmt: skip
 """How the names of variables begin that the interpreter reads, or a module while it is imported. Where one of them
 differs, a process is executed."""
@@ -41,12 +41,13 @@ _ITEM_BYTES: Final = array.array(PACKED).itemsize
 def start(command: Sequence[Any], **options: Any) -> "subprocess.Popen[Any] | Forked":
     """What `subprocess.Popen` does, by a fork where that makes no difference to the process."""
     match [str(word) for word in command]:
-        case [sys.executable, "-m", module, *words] if module in FORKED and _can_be_forked(options):
-            return Forked(module, words, **options)
+        case [sys.executable, "-m", module, *words] if module in FORKED and can_be_forked(options):
+            return Forked(_server(os.getpid()), module, words, **options)
     return subprocess.Popen(command, **options)
 
 
-def _can_be_forked(options: Mapping[str, Any]) -> bool:
+def can_be_forked(options: Mapping[str, Any]) -> bool:
+    """Whether a fork can do what `subprocess.Popen` would with these options."""
     return (
         options.keys() <= OPTIONS
         and options.get("stderr") != subprocess.STDOUT
@@ -57,8 +58,8 @@ def _can_be_forked(options: Mapping[str, Any]) -> bool:
 class Forked:
     """A process that was forked; what it has of `subprocess.Popen` means the same."""
 
-    def __init__(self, module: str, words: Sequence[str], **options: Any) -> None:
-        """`options`: those of `OPTIONS`."""
+    def __init__(self, server: "ForkServer", module: str, words: Sequence[str], **options: Any) -> None:
+        """`options`: those of `OPTIONS`. Raises `RuntimeError` when the server has ended."""
         self.args = [sys.executable, "-m", module, *words]
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
@@ -93,7 +94,11 @@ class Forked:
 
             fds = [standard(number, name) for number, name in enumerate(("stdin", "stdout", "stderr"))]
             status, self._status = pipe(1)
-            self.pid = _server(os.getpid()).fork(request, [*fds, status])
+            self.pid = server.fork(request, [*fds, status])
+
+    def fileno(self) -> int:
+        """A descriptor that can be read once the process has ended, until `wait` or `poll` has said so."""
+        return self._status
 
     def poll(self) -> int | None:
         """The exit code; None while the process runs."""
@@ -155,34 +160,38 @@ class _Reader:
                 self._content = self._file.read()
 
 
-class _Server:
-    """The process that is forked, which ends with this one."""
+class ForkServer:
+    """A client of `scenarios.harness.fork_server`."""
 
-    def __init__(self) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
         self._turn = threading.Lock()
-        with theirs:
-            subprocess.Popen(
-                [sys.executable, "-m", "scenarios.harness.fork_server", str(theirs.fileno())],
-                env=_ENVIRONMENT, pass_fds=[theirs.fileno()], start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
 
     def fork(self, request: Mapping[str, Any], fds: list[int]) -> int:
         """The id of the new process. Raises `RuntimeError` when the server has ended."""
         with self._turn:
-            socket.send_fds(self._requests, [json.dumps(request).encode()], fds)
-            answer = self._requests.recv(_ITEM_BYTES)
+            try:
+                socket.send_fds(self._requests, [json.dumps(request).encode()], fds)
+                answer = self._requests.recv(_ITEM_BYTES)
+            except ConnectionError:
+                answer = b""
         if not answer:
             raise RuntimeError("the process that is forked has ended: its standard error says why")
         return array.array(PACKED, answer)[0]
 
 
 @functools.cache
-def _server(of: int) -> _Server:
-    """The server of this process: a process that is forked from it has another one."""
+def _server(of: int) -> ForkServer:
+    """The server of this process, which ends with it: a process that is forked from it has another one."""
     del of
-    return _Server()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        subprocess.Popen(
+            [sys.executable, "-m", "scenarios.harness.fork_server", str(theirs.fileno())],
+            env=_ENVIRONMENT, pass_fds=[theirs.fileno()], start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+    return ForkServer(ours)
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:

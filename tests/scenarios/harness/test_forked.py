@@ -1,10 +1,12 @@
 """Processes that are forked instead of executed are like those that `subprocess.Popen` starts."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from scenarios.harness import forked
 from scenarios.harness.forked import Forked
 from scenarios.harness.processes import group_alive, kill
-from scenarios.harness.swarm import swarm_on
+from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in, swarm_on
 
 NODE = [sys.executable, "-m", "node.cli"]
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -110,3 +112,48 @@ def test_processes_of_a_swarm_are_forked(tmp_path: Path) -> None:
     with swarm_on(tmp_path, None, 0, ("--raw-mb", "1")) as swarm:  # type: ignore[arg-type]
         assert isinstance(swarm.running["seed"], Forked)
         assert swarm.json("seed", "status")["swarm"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_engine_workers_are_forked_and_end_with_their_node(tmp_path: Path) -> None:
+    from scenarios.engines.engine_models import make_qwen3
+
+    base = make_qwen3(tmp_path / "base", hidden=64, layers=2, wide=128)
+    with swarm_in(tmp_path / "swarm") as swarm:
+        swarm.seed(base)
+        ticket = swarm.ticket()
+        node = swarm.start("node", "join", ticket, "--model", str(base), "--threads", "1", *LOOPBACK)
+        until_ready(swarm)
+        (worker,) = workers()
+        os.kill(worker, signal.SIGKILL)
+        swarm.wait("the node has another worker", lambda: workers() - {worker})
+        until_ready(swarm)
+        (worker,) = workers()
+        node.kill()
+        swarm.wait("the worker ends with its node", lambda: not group_alive(worker), of=())
+
+
+def until_ready(swarm: Swarm) -> None:
+    swarm.until("seed", lambda state: any(node["capacity"] for node in state["work"]["nodes"].values()))
+
+
+def workers() -> set[int]:
+    """Processes that the server of engine workers, which is a child of this process's own server, has forked."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+
+    def is_server_of_workers(process: int) -> bool:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{process}/cmdline").read_bytes().endswith(b"\0engines\0")
+        return False
+
+    return {
+        process
+        for process, parent in parents.items()
+        if is_server_of_workers(process)
+        and is_server_of_workers(parent)
+        and parents.get(parents.get(parent, 0)) == os.getpid()
+    }
