@@ -14,10 +14,11 @@ import trio
 
 from scenarios.harness.forked import Forked, ForkServer, can_be_forked
 
-__all__ = ["WORKERS", "use"]
+__all__ = ["WORKER", "use"]
 
-WORKERS: Final = ("node.engines.worker",)
-"""Modules of which processes are forked."""
+WORKER: Final = "node.engines.worker"
+_ENGINE: Final = "transformers"
+"""Workers with other engines are executed: they import less than was imported for this one."""
 
 
 def use(requests: socket.socket) -> None:
@@ -27,7 +28,9 @@ def use(requests: socket.socket) -> None:
 
     async def open_process(command: Sequence[str] | str, **options: Any) -> Any:
         match command:
-            case [sys.executable, "-P", "-m", module, *words] if module in WORKERS and _can_be_forked(options):
+            case [sys.executable, "-P", "-m", module, *words] if (
+                module == WORKER and _ENGINE in words and _can_be_forked(options)
+            ):
                 # In a thread: with the first request, the server imports for seconds.
                 return _Worker(await trio.to_thread.run_sync(lambda: Forked(server, module, words, **options)))
         return await execute(command, **options)

@@ -15,7 +15,10 @@ from memory_kit import descendants, flip_bit, generates, prove, reads, root_of, 
 from codec import Checkpoint
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, State, Swarm, swarm_in
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch"),
+    pytest.mark.usefixtures("executed"),  # the engine is found as the node's child
+]
 ENGINE = ("--replica", "engine", "--device", "cpu", "--threads", "1", *LOOPBACK)
 
 

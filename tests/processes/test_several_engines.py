@@ -16,7 +16,11 @@ from node.engines.base import SamplingParams
 from node.trainers.api import Swarm as Trainer
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, State, Swarm, swarm_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="the engines need torch")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("torch") is None, reason="the engines need torch"),
+    pytest.mark.usefixtures("executed"),  # the engines are found as the node's children
+]
 
 ENGINES = ("--engines", "2", "--device", "cpu", "--threads", "2", *LOOPBACK)
 VERSIONS = 4
