@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import structlog
@@ -38,6 +38,20 @@ from scenarios.harness.processes import Processes  # noqa: E402
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed, and so has no test")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`, tests that share an inference server have one worker: those of a file, and those of
+    these files."""
+    for item in items:
+        path = item.path.relative_to(item.config.rootpath).as_posix()
+        item.add_marker(pytest.mark.xdist_group("sglang" if path in _SHARE_AN_SGLANG else path))
+
+
+_SHARE_AN_SGLANG: Final = {
+    f"tests/node/engines/sglang/test_sglang_{name}.py" for name in ("options", "structures", "updates")
+}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

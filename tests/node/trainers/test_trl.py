@@ -8,7 +8,7 @@ from published_kit import adapters, drawing, train
 
 from node.status.query import ask
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 STEPS = 3
 NODES = ("lost", "stays")
 GATEWAY = ("--model-name", "{base}", "--inexact-seeds")
@@ -40,7 +40,6 @@ def test_trl_trains_on_the_swarm(tmp_path: Path) -> None:
 
 
 @adapters
-@pytest.mark.long
 def test_trl_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
     room = ("--adapters", "2", "--adapter-rank", "8")
     with drawing(tmp_path, *GATEWAY, seed=room, names=NODES) as (swarm, base, url):

@@ -25,7 +25,7 @@ def test_kills(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["samples"] == 2 * found["groups"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_soak(tmp_path: Path) -> None:
     """In a process of its own, since it takes a mount namespace for the small disks; a node goes each ten versions."""
     words = ["--versions", "60", "--a-minute", "3", "--every-s", "0.2", "--json", "--folder", str(tmp_path / "soak")]

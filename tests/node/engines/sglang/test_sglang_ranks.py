@@ -14,7 +14,7 @@ from node.engines.vllm.proof import wrong_blocks
 from scenarios.engines.engine_bench import WITHIN_S
 from scenarios.engines.sglang_updates import PROMPTS, TOKENS, compare, follow
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.long]  # an SGLang of its own, of two ranks
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,6 @@ def test_a_request_without_a_seed_draws_the_same_tokens_on_both_ranks(two: Any):
     assert len(set(texts)) == 3
 
 
-@pytest.mark.long
 def test_two_updated_ranks_equal_an_sglang_of_two_ranks_that_loads_the_checkpoint_itself(
     two: Any, python: Path, tmp_path: Path
 ):

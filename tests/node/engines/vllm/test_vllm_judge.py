@@ -28,6 +28,7 @@ HOW = {
     "both": {"top_k": 50, "top_p": 0.9, "temperature": 1.3},
     "penalty": {"presence_penalty": 1.0, "repetition_penalty": 1.2},
 }
+IN_CI = ("plain", "both", "penalty")
 
 
 def sampling_of(seed: int = 2**63 + 9, tokens: int = TOKENS, **how: Any) -> SamplingParams:
@@ -40,7 +41,7 @@ def claims_of(one: Any, sampling: SamplingParams, previous: bool = False) -> lis
     return [Claim(p.token_ids, c.token_ids, sampling, p.stream, previous) for p, c in zip(PROMPTS, found, strict=True)]
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [how if how in IN_CI else pytest.param(how, marks=pytest.mark.long) for how in HOW])
 def test_margins_are_zero_for_honest_tokens_and_large_for_a_second_draw(one, how: str):
     sampling = sampling_of(**HOW[how])
     claims = claims_of(one, sampling)
