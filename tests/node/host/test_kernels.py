@@ -27,6 +27,7 @@ def start(cache: Path) -> tuple[int, int, str]:
     return int(used), int(missed), run.stderr + run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_first_start_logs_that_it_compiles_and_the_second_compiles_nothing(tmp_path: Path) -> None:
     used, missed, log_lines = start(tmp_path)

@@ -8,7 +8,7 @@ from published_kit import adapters, drawing, train
 
 from node.status.query import ask
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 STEPS = 3
 NODES = ("lost", "stays")
 GATEWAY = ("--model-name", "{base}", "--inexact-seeds")

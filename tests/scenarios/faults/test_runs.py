@@ -25,6 +25,7 @@ def test_kills(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["samples"] == 2 * found["groups"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_soak(tmp_path: Path) -> None:
     """In a process of its own, since it takes a mount namespace for the small disks; a node goes each ten versions."""

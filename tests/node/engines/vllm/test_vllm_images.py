@@ -16,7 +16,7 @@ from memory_kit import generates, step
 from scenarios.engines.engine_bench import SMALL
 from scenarios.engines.vllm_swarm import MODEL, READY_WITHIN_S, ask, served
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long]  # a vLLM of its own, for a model that reads images
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long]  # a vLLM of its own, for a model that reads images
 
 TOKENS = 8
 
