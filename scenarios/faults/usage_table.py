@@ -4,6 +4,7 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,7 +55,8 @@ class UsageTable:
 
     def rows(self) -> list[dict[str, Any]]:
         """For each name and quantity the means of the first and the last quarter, the growth as a share of the first,
-        and whether it is flat: it grew by less than `REACH`, or by less than `LEAST`."""
+        and whether it is flat: it grew by less than `REACH`, or by less than `LEAST`. `tenths`: the means of ten parts,
+        or the values if they are fewer, which show whether what grew goes on growing."""
         rows = []
         for (name, quantity), values in self._found.items():
             quarter = max(1, len(values) // 4)
@@ -64,6 +66,7 @@ class UsageTable:
             rows.append({
                 "of": name, "what": quantity, "first": first, "last": last, "most": max(values),
                 "growth": grown / first if first else 0.0, "flat": flat, "samples": len(values),
+                "tenths": _tenths(values),
             })  # fmt: skip
         return rows
 
@@ -80,6 +83,12 @@ class UsageTable:
                 + " ".join(f"{c:>{w}}" for c, w in zip(cells, (10, 10, 10, 8), strict=True))
                 + flat
             )
+
+
+def _tenths(values: Sequence[float]) -> list[float]:
+    parts = min(10, len(values))
+    edges = [len(values) * at // parts for at in range(parts + 1)]
+    return [round(statistics.fmean(values[begin:end]), 1) for begin, end in pairwise(edges)]
 
 
 def _mib(value: float) -> str:

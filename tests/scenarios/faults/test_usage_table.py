@@ -62,3 +62,15 @@ def test_what_is_removed_while_it_is_measured_does_not_count(tmp_path: Path, mon
     monkeypatch.setattr(os, "scandir", remove_and_scan)
     assert 100_000 <= folder_bytes(tmp_path) < 150_000
     assert not (tmp_path / "gone").exists()
+
+
+def test_means_of_tenths_show_whether_growth_goes_on() -> None:
+    table = UsageTable()
+    for value in [*range(10), *[10] * 15]:
+        table.sample("seed", "memory", value)
+    (row,) = table.rows()
+    assert row["tenths"][-5:] == [10.0] * 5
+    assert row["tenths"][:3] == [0.5, 3.0, 5.5]
+    table = UsageTable()
+    table.sample("seed", "memory", 3.0)
+    assert table.rows()[0]["tenths"] == [3.0]
