@@ -3,7 +3,8 @@
 Modules:
 
 - `processes`: Real processes on this machine: the one way to start them, wait for them and end them
-- `forked`, `fork_server`: Processes of swarm-node by a fork, for tests: they start without imports
+- `forked`, `fork_server`, `forked_workers`: Processes of swarm-node and engine workers by a fork, for tests: they start
+  without imports
 - `swarm`: Swarms of real processes: a seed, nodes, and `swarm-node` commands, each with a home folder of its own
 - `usage`: What processes and this machine use: memory, processor time and descriptors, from `/proc`
 - `command`: What the command lines of scenarios share
