@@ -10,11 +10,11 @@ import trio
 
 from node.settings.logs import note_stopping
 
-__all__ = ["Interrupted", "OnTerm", "owner_only", "until_signalled"]
+__all__ = ["GARBAGE", "Interrupted", "OnTerm", "owner_only", "until_signalled"]
 
 T = TypeVar("T")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_GARBAGE: Final = 10_000
+GARBAGE: Final = 10_000
 """Threshold of the garbage collector's first generation. A process makes and frees thousands of messages a second,
 hardly any part of a cycle; with Python's own threshold of 700 a relay spends some 3 % of its time on collections."""
 
@@ -45,7 +45,7 @@ async def until_signalled(work: Callable[[], Awaitable[T]], on_term: OnTerm | No
     With `on_term`, SIGTERM asks the work to end by itself; if it does in time, its result is returned. A second signal
     ends the process at once. That is safe: the replica is verified or repaired at the next start.
     """
-    gc.set_threshold(_GARBAGE)
+    gc.set_threshold(GARBAGE)
     received: list[int] = []
     results: list[T] = []
     work_scope = trio.CancelScope()

@@ -7,6 +7,7 @@ at a fixed rate; another one has the clients, which read over loopback. So the t
 without a network, of which a round trip comes on top. The target is 20 ms for the first token.
 """
 
+import gc
 import json
 import socket
 import statistics
@@ -21,6 +22,7 @@ import msgspec
 import trio
 
 from codec.sign import Key
+from node.cli.lifetime import GARBAGE
 from node.engines.base import ABILITIES, JUDGES, Completion, DrawnTokens, Prompt, SamplingParams, Span, Version
 from node.engines.host import Commitment
 from node.engines.room import NO_ROOM_TOLD
@@ -204,6 +206,8 @@ def main() -> int:
 def measure(streams: int, tokens: int, rate: float) -> tuple[list[float], list[float]]:
     """Return (of first tokens, of all tokens) the seconds from the engine to the client. `rate`: tokens per second of
     each stream."""
+    gc.freeze()  # as in the processes of swarm-node
+    gc.set_threshold(GARBAGE)
     return trio.run(_measure, streams, tokens, rate)
 
 
