@@ -1,5 +1,6 @@
 """A js-libp2p peer against our transport: it is compatible with another libp2p implementation."""
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -29,19 +30,22 @@ MEBIBYTE = 1 << 20
 
 @pytest.fixture(scope="session")
 def installed() -> Path:
-    """The locked npm packages, installed once."""
+    """The locked npm packages, installed once, while other workers wait."""
     if not shutil.which("node") or not shutil.which("npm"):
         pytest.skip("needs node and npm")
     INSTALLED.mkdir(parents=True, exist_ok=True)
     stamp = INSTALLED / "installed.lock"
     lock = (HERE / "package-lock.json").read_text()
-    if not stamp.exists() or stamp.read_text() != lock:
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / name, INSTALLED / name)
-        subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=INSTALLED, check=True, timeout=300)
-        stamp.write_text(lock)
-    for name in ("peer.mjs", "polyfill.mjs"):
-        shutil.copy(HERE / name, INSTALLED / name)  # node resolves imports from the folder of the file
+    with (INSTALLED / "turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != lock:
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(HERE / name, INSTALLED / name)
+            subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=INSTALLED, check=True, timeout=300)
+            stamp.write_text(lock)
+        for name in ("peer.mjs", "polyfill.mjs"):  # node resolves imports from the folder of the file
+            if not (INSTALLED / name).exists() or (INSTALLED / name).read_bytes() != (HERE / name).read_bytes():
+                shutil.copy(HERE / name, INSTALLED / name)
     return INSTALLED
 
 
