@@ -137,7 +137,7 @@ class Sources:
     @contextlib.asynccontextmanager
     async def among(cls, transport: Libp2pTransport, key: Key, members: Sequence[Member]) -> AsyncIterator["Sources"]:
         """Ask these members, in their order, which fragments they hold. The streams of those that hold some stay open
-        while the block runs. Of what they say only those states count whose record the swarm's key has signed."""
+        while the block runs. A state that a member names is ignored unless the swarm's key has signed its record."""
         sources = cls(transport, key)
         async with trio.open_nursery() as streams:
             limiter = trio.CapacityLimiter(AT_ONCE)
