@@ -80,12 +80,13 @@ from swarm.protocol.core.wire import (
 )
 from swarm.protocol.membership.admission import Admission
 from swarm.protocol.membership.enrolment import Enrolments, record_of
-from swarm.protocol.membership.greeting import close_surplus_sessions, give_roster, reach_out
+from swarm.protocol.membership.greeting import give_roster, reach_out
 from swarm.protocol.membership.heartbeats import Heartbeats
 from swarm.protocol.membership.lease import LeaseBook, Standing
 from swarm.protocol.membership.report_limits import REPORTS_TAKEN, may_verify
 from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
+from swarm.protocol.membership.surplus import close_surplus_sessions
 from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.topology.replanning import Replanner

@@ -79,6 +79,7 @@ from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.membership import Membership
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.membership.succession import SuccessionRelay
+from swarm.protocol.membership.surplus import close_spare_sessions
 from swarm.protocol.startup import SavedReplica
 from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.transfer.catchup import Catchup, Phase
@@ -225,7 +226,7 @@ class Peer:
         self.repair.lost(event.peer)
         self.membership.lost(event.peer, session, now)
         self.catchup.lost(event.peer, now)
-        if session is not None and session.slot is not None:
+        if session is not None and session.slot is not None and not session.parted:
             self.state.lost_peers.session_ended(event.peer, now)
             self.state.exchange.review(now)
 
@@ -280,12 +281,13 @@ class Peer:
     def _bye(self, session: Session, message: Bye, now: float) -> None:
         if session.peer == self.state.swarm:
             self.membership.stay_away(now)
+        session.parted = not message.release
         if message.release:
             report = open_report(message.release, self.state.swarm)
             if report.peer != session.peer or not report.leaving:
                 raise PeerError("bye: not the sender's own")
             self.membership.renewals.forward_release(session, message.release, now)
-        self.state.close(session.peer, "left")
+        self.state.close(session.peer, "has no use for the session" if session.parted else "left")
 
     # ------------------------------------------------------------ versions
 
@@ -307,7 +309,8 @@ class Peer:
         self.membership.answered(session, now)
 
     def _heartbeat(self, session: Session, message: HeartbeatNews, now: float) -> None:
-        self.membership.heartbeat(message.heartbeat, now)
+        if self.membership.heartbeat(message.heartbeat, now) and not self.catchup.active:
+            close_spare_sessions(self.state, self.repair.pulled_from(), now)
 
     def _manifest_news(self, session: Session, message: ManifestNews, now: float) -> None:
         if self.catchup.phase is Phase.CHAIN:

@@ -14,6 +14,7 @@ from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.uplink import Uplink
 from swarm.protocol.core.version import VersionId
+from swarm.protocol.core.wire import Bye
 from swarm.protocol.membership.entitlement import Entitlement, LostPeers, OwnLease
 from swarm.protocol.membership.lease import Leases
 from swarm.protocol.membership.roster import Roster
@@ -140,6 +141,14 @@ class State:
             session.closing = True
         self.outbox.emit(Close(peer, why, ban_s))
 
+    def part(self, peer: bytes, why: str) -> None:
+        """End a session that we have no use for: neither end is to count the other as lost."""
+        session = self.sessions.get(peer)
+        if session is not None:
+            session.parted = True
+        self.outbox.send(peer, Bye(b""))
+        self.close(peer, why)
+
     def sent(self, event: SendDone, now: float) -> None:
         """A header or piece has left for a peer."""
         if event.pull:
@@ -157,6 +166,16 @@ class State:
     def children(self) -> list[bytes]:
         """Every peer that is attached to us in any stripe, once, in a fixed order."""
         return sorted({peer for edges in self.exchange.children.values() for peer in edges})
+
+    def neighbours(self) -> set[bytes]:
+        """Our parents and children: those attached, and those of the newest roster."""
+        found = {edge.peer for edge in self.exchange.parents.edges.values()} | set(self.children())
+        roster, slot = self.roster, self.own_lease.slot
+        if roster is not None and slot is not None:
+            parents = {roster.parent(stripe, slot) for stripe in range(roster.stripes)} - {None}
+            children = {child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}
+            found |= {peer for each in parents | children if (peer := self.peer_of(each)) is not None}
+        return found
 
     def set_held(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:
         """We hold this version now. Chunks of the last `retain_versions` stay for others; older ones are dropped."""

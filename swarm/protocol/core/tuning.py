@@ -74,6 +74,9 @@ class Tuning:
     sessions_kept: int = 48
     """The authority closes sessions beyond this number, the longest silent first, but never those of its children. A
     member that has something to say dials again."""
+    spare_sessions: int = 8
+    """A member keeps so many sessions that it has no use for. With some 16 neighbours in the trees it has two dozen
+    sessions: as many as are told of late chunks (`transfer.sources.MOST_NEAR`)."""
     rest_beats: int = 12
     """A working node whose session the authority closed dials it again after so many heartbeats, plus or minus half."""
     returns_s: float = 20.0

@@ -18,5 +18,6 @@ Membership is a lease that the authority signs; the authority and the member eac
 - `rosterbook`: The newest roster that a peer holds, and how it gets the next
 - `session`: Open sessions, and dials with their back-off
 - `succession`: How a swarm gets a new key
+- `surplus`: Which sessions a peer closes because it has no use for them
 - `tickets`: What each ticket has been used for
 """

@@ -60,9 +60,12 @@ class LostPeers:
         return tuple(sorted(s for s, at in self._slots.items() if now - at < self._tuning.soft_ttl_s))
 
     def forget_old(self, now: float) -> None:
-        """Forget slots lost more than `soft_ttl_s` ago, so that their holders are tried again."""
+        """Forget slots lost more than `soft_ttl_s` ago, so that their holders are tried again, and members whose
+        sessions ended `hard_ttl_s` ago."""
         for slot in [s for s, at in self._slots.items() if now - at > self._tuning.soft_ttl_s]:
             del self._slots[slot]
+        for peer in [peer for peer, at in self._gone.items() if now - at > self._tuning.hard_ttl_s]:
+            del self._gone[peer]
 
     def new_roster(self, before: Roster | None, after: Roster) -> None:
         """Forget slots that another peer holds now, or none."""
@@ -72,9 +75,8 @@ class LostPeers:
                 del self._slots[slot]
 
     def session_ended(self, peer: bytes, now: float) -> None:
-        """The session with a member ended. Those that ended `hard_ttl_s` ago are forgotten."""
-        kept_s = self._tuning.hard_ttl_s
-        self._gone = {p: at for p, at in self._gone.items() if now - at < kept_s} | {peer: now}
+        """The session with a member ended."""
+        self._gone[peer] = now
 
     def greeted(self, peer: bytes) -> bool:
         """The member said hello; whether its last session had ended."""

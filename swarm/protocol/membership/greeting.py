@@ -2,12 +2,12 @@
 
 from swarm.protocol.core.reach import Located, direct
 from swarm.protocol.core.version import VersionId
-from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, ManifestNews, RosterNews, RosterStep, WantRoster
+from swarm.protocol.core.wire import HeartbeatNews, Hello, ManifestNews, RosterNews, RosterStep, WantRoster
 from swarm.protocol.membership.roster import Roster
 from swarm.protocol.membership.session import Session
 from swarm.protocol.state import State
 
-__all__ = ["close_surplus_sessions", "give_roster", "greet", "pass_on", "reach_out", "share_news"]
+__all__ = ["give_roster", "greet", "pass_on", "reach_out", "share_news"]
 
 STEPS_AT_ONCE = 16
 """Upper bound of the roster changes in answer to a greeting; a peer that lacks more requests them."""
@@ -72,19 +72,3 @@ def give_roster(state: State, session: Session, message: WantRoster, now: float)
     elif state.roster is not None and now - session.gave_roster_at >= state.tuning.heartbeat_s:
         session.gave_roster_at = now
         state.outbox.send(session.peer, RosterNews(state.rosters.whole()))
-
-
-def close_surplus_sessions(state: State, now: float) -> None:
-    """Close surplus sessions: the authority keeps only those of its children, and of the members heard last."""
-    surplus = sum(1 for _ in state.sessions) - state.tuning.sessions_kept
-    if surplus <= 0:
-        return
-    children = set(state.children())
-    quiet = [
-        s for s in state.sessions
-        if s.ready and not s.closing and s.peer not in children
-        and now - max(s.heard_at, s.since) > 2 * state.tuning.heartbeat_s
-    ]  # fmt: skip
-    for session in sorted(quiet, key=lambda s: (s.heard_at, s.peer))[:surplus]:
-        state.outbox.send(session.peer, Bye(b""))
-        state.close(session.peer, "surplus session with nothing to send")

@@ -61,6 +61,8 @@ class Session:
     """When we last sent it a ping."""
     closing: bool = False
     """We have asked the runtime to close it."""
+    parted: bool = False
+    """One end has closed it because it has no use for it; the peer is not lost."""
     ready: bool = False
     """The peer has proven that it belongs to the swarm, so content may flow."""
     reports: Bucket = field(default_factory=lambda: Bucket(1.0, 1.0))

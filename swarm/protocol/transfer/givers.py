@@ -6,7 +6,6 @@ interior in a tree: the authority plans only members so that have held a whole v
 """
 
 from swarm.protocol.core.reach import direct
-from swarm.protocol.core.wire import Bye
 from swarm.protocol.membership.roster import Member, Roster
 from swarm.protocol.state import State
 
@@ -93,6 +92,5 @@ class Givers:
         kept = {edge.peer for edge in state.exchange.parents.edges.values()} | set(state.children())
         for peer in sorted(self._dialed - kept):
             if state.sessions.ready(peer):
-                state.outbox.send(peer, Bye(b""))
-                state.close(peer, "a giver of a catch-up that has ended")
+                state.part(peer, "a giver of a catch-up that has ended")
         self._dialed.clear()
