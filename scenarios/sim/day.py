@@ -15,7 +15,8 @@ One row an hour. *versions*: sealed so far. *median* and *slowest*: seconds unti
 
 Exits with 1 if at the end a node lacks the head or has other bits, if a node saw two versions of one number, if a
 version was not everywhere when the next one began, or if the mean of authority, node or resident in the last quarter is
-more than 5 % above that of the first. The first hour does not count: sessions and histories still grow to their bounds.
+more than 5 % above that of the first. What still grows to its bound does not count: the first hour, and those in which
+the nodes do not hold all the versions yet that they retain.
 """
 
 import gc
@@ -257,9 +258,10 @@ class Day:
 
 
 def drift(rows: Sequence[dict[str, Any]], name: str) -> float:
-    """How much larger the mean of a column is in the last quarter of the rows than in the first; the first row does not
-    count if there are others."""
-    counted = [row[name] for row in rows[1:] or rows]
+    """How much larger the mean of a column is in the last quarter of the rows than in the first. Rows before the nodes
+    retain as many versions as they may do not count if there are others; nor does the first row."""
+    full = [row for row in rows[1:] if row["versions"] > Tuning.wan().retain_versions]
+    counted = [row[name] for row in full or rows[1:] or rows]
     quarter = max(1, len(counted) // 4)
     return statistics.fmean(counted[-quarter:]) / statistics.fmean(counted[:quarter]) - 1
 

@@ -7,6 +7,8 @@ of another ticket. So the machines of another ticket, however many, cannot charg
 fetched from several givers is still charged.
 
 Every total counts from the grant under which it is reported, so a lost report loses no bytes.
+
+Of givers whose leases have ended only sums are kept, so a peer that outlives many neighbours needs no more memory.
 """
 
 from collections import Counter
@@ -32,26 +34,49 @@ class _Total:
 
 
 @dataclass(slots=True)
+class _Said(_Total):
+    """The totals that one giver reports."""
+
+    side: bytes = b""
+    """Givers of one side may conspire, so they are left out together."""
+
+
+@dataclass(slots=True)
 class _Peer:
     """The reports about one peer."""
 
     own: _Total = field(default_factory=_Total)
     ours: int = 0
     """Bytes that the authority gave it."""
-    said: dict[bytes, _Total] = field(default_factory=dict)
-    """The totals that givers report, by giver."""
-    sides: dict[bytes, bytes] = field(default_factory=dict)
-    """The side of each giver: givers of one side may conspire, so they are left out together."""
+    said: dict[bytes, _Said] = field(default_factory=dict)
+    """What givers report, by giver."""
+    past: dict[bytes, int] = field(default_factory=dict)
+    """Bytes that givers reported whose leases have ended, by side: of other tickets, and of `most`."""
+    most: bytes = b""
+    """The one of these givers that reported most among those of the peer's own ticket; empty: there is none."""
+    past_bytes: int = 0
+    """Bytes that the others of these givers reported. They were never the side that reports most, so they count."""
     charged: int = 0
     """Bytes charged to the ticket so far."""
 
     @property
     def fetched_bytes(self) -> int:
         """The bytes that count; see the top of this file."""
-        said: Counter[bytes] = Counter()
-        for giver, total in self.said.items():
-            said[self.sides[giver]] += total.counted
-        return min(MOST_BYTES, max(self.own.counted, self.ours + said.total() - max(said.values(), default=0)))
+        sides = Counter(self.past)
+        for total in self.said.values():
+            sides[total.side] += total.counted
+        given = self.ours + self.past_bytes + sides.total() - max(sides.values(), default=0)
+        return min(MOST_BYTES, max(self.own.counted, given))
+
+    def end(self, giver: bytes) -> None:
+        """The lease of this giver has ended: what it reported still counts; its next report is of another grant."""
+        total = self.said.pop(giver, None)
+        if total is None:
+            return
+        self.past[total.side] = self.past.get(total.side, 0) + total.counted
+        if total.side == giver != self.most:
+            less, self.most = sorted((self.most, giver), key=lambda side: self.past.get(side, 0))
+            self.past_bytes += self.past.pop(less, 0)
 
 
 class Fetched:
@@ -79,8 +104,9 @@ class Fetched:
         """
         if giver == peer:
             return 0
-        self._of(peer).sides[giver] = side or giver
-        self._hear(self._of(peer).said.setdefault(giver, _Total()), giver, peer, total)
+        said = self._of(peer).said.setdefault(giver, _Said())
+        said.side = side or giver
+        self._hear(said, giver, peer, total)
         return self._charge(peer)
 
     def gave(self, peer: bytes, more: int) -> int:
@@ -94,8 +120,7 @@ class Fetched:
         self._before.discard(peer)
         self._resumed = {pair for pair in self._resumed if peer not in pair}
         for other in self._peers.values():
-            if peer in other.said:  # what it reported still counts; its next report is of another grant
-                other.said[peer].last = 0
+            other.end(peer)
 
     def _hear(self, total: _Total, reporter: bytes, peer: bytes, number: int) -> None:
         if reporter in self._before and (reporter, peer) not in self._resumed:

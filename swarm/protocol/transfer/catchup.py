@@ -98,21 +98,9 @@ class Catchup:
         Chunks of later versions are stored from now on.
         """
         state = self._state
+        self._clear()
         self._target, self._sealed_target = target, sealed
-        self._requests.clear()
-        self._labels.clear()
-        self._lists.clear()
-        self._unlisted.clear()
-        self._lacking.clear()
-        self._took.clear()
-        self._seals_asked.clear()
-        self._missing_blocks.clear()
-        self._nobody_has = False
-        self._rest_until = 0.0
         self._alone_until = now + state.tuning.pull_deadline_s
-        self._total = 0
-        self._replaying = None
-        self._overtaken.clear()
         self._givers.start()
         state.held = None
         state.floor = VersionId(target.epoch, target.version)
@@ -123,6 +111,17 @@ class Catchup:
             self._go_on(PhaseCause.LAYOUT_UNKNOWN)
             self._wanted = deque([(Blob.LAYOUT, target.layout_hash)])
         self.tick(now)
+
+    def _clear(self) -> None:
+        """Forget all of the last catch-up but the layout."""
+        self._target, self._sealed_target = None, b""
+        for each in (self._requests, self._wanted, self._missing_blocks, self._labels, self._lists, self._unlisted,
+                     self._lacking, self._took, self._seals_asked, self._overtaken):  # fmt: skip
+            each.clear()
+        self._nobody_has = False
+        self._rest_until = 0.0
+        self._total = 0
+        self._replaying = None
 
     def repair(self, now: float) -> None:
         """Start a catch-up to the version that we hold, to fetch its damaged blocks."""
@@ -389,11 +388,11 @@ class Catchup:
     def _finish(self, cause: PhaseCause, manifest: Manifest, sealed: bytes) -> None:
         id_ = VersionId(manifest.epoch, manifest.version)
         self._go_on(cause)
-        self._requests.clear()
         self._givers.release()
         self._state.set_held(id_, manifest, sealed)
         self._state.outbox.emit(VersionApplied(id_, manifest))
         self._state.outbox.notify(CaughtUp(id_, len(self._labels)))
+        self._clear()
 
     def _queue_again(self, request: Request) -> None:
         if request.kind == BLOCK:

@@ -94,3 +94,4 @@ class Givers:
             if state.sessions.ready(peer):
                 state.part(peer, "a giver of a catch-up that has ended")
         self._dialed.clear()
+        self._left, self._stamp = [], -1

@@ -179,14 +179,15 @@ class Progress:
         not reach us otherwise.
         """
         state = self._state
+        if self._asked:
+            self._asked = {v: at for v, at in self._asked.items() if v > state.floor}
+            self._since = {v: at for v, at in self._since.items() if v > state.floor}
         heartbeat = state.leases.heartbeat
         known = [v.id for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
         if heartbeat is not None and state.held is not None and heartbeat.head > state.floor:
             known.append(heartbeat.head)
         if not known or not ask or self._can_follow(max(known)):
             return
-        self._asked = {v: at for v, at in self._asked.items() if v > state.floor}
-        self._since = {v: at for v, at in self._since.items() if v > state.floor}
         last = max(known)
         first = state.floor.version + 1 if last.epoch == state.floor.epoch else last.version
         for number in range(max(first, last.version - state.tuning.retain_versions), last.version + 1):

@@ -82,6 +82,34 @@ def test_no_single_giver_can_charge_more_than_others_confirm(words: list[tuple[i
     assert charged <= sum(true)
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1000), st.booleans()), max_size=40))
+def test_givers_that_have_left_count_as_before(words: list[tuple[int, int, bool]]) -> None:
+    """Six givers, two of them of one other ticket. Whoever leaves does not come back. The charge is that of a peer whose
+    givers all stayed, but only sums of those that left are kept."""
+    fetched, stayed, gone = Fetched(), Fetched(), set[int]()
+    charged = expected = 0
+    for who, size, leaves in words:
+        giver, side = key_of(who).public, b"another ticket.." if who > 3 else b""
+        if who in gone:
+            continue
+        charged += fetched.said(giver, ALICE, size, side)
+        expected += stayed.said(giver, ALICE, size, side)
+        if leaves:
+            fetched.forget(giver)
+            gone.add(who)
+    assert charged == expected
+    kept = fetched._peers.get(ALICE)
+    assert kept is None or (len(kept.said) <= 6 - len(gone) and len(kept.past) <= 2)
+
+
+def test_a_giver_that_left_and_came_back_is_still_one_side() -> None:
+    fetched = Fetched()
+    assert fetched.said(BOB, ALICE, 10**9) == 0
+    fetched.forget(BOB)
+    assert fetched.said(BOB, ALICE, 10**9) == 0
+    assert fetched.said(CAROL, ALICE, 70) == 70
+
+
 # ---------------------------------------------------------------- at the authority
 
 
