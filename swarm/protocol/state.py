@@ -172,9 +172,9 @@ class State:
         found = {edge.peer for edge in self.exchange.parents.edges.values()} | set(self.children())
         roster, slot = self.roster, self.own_lease.slot
         if roster is not None and slot is not None:
-            parents = {roster.parent(stripe, slot) for stripe in range(roster.stripes)} - {None}
-            children = {child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}
-            found |= {peer for each in parents | children if (peer := self.peer_of(each)) is not None}
+            planned = {child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}
+            planned |= {up for stripe in range(roster.stripes) if (up := roster.parent(stripe, slot)) is not None}
+            found |= {peer for each in planned if (peer := self.peer_of(each)) is not None}
         return found
 
     def set_held(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:

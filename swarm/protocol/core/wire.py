@@ -268,8 +268,8 @@ class Work(Message, frozen=True, tag=18):
 
 
 class Bye(Message, frozen=True, tag=19):
-    """I end this session. `release`: the sender's signed report with `leaving` set, which frees its slot at once. Empty:
-    the sender stays, but keeps few sessions; dial again when you have something to send."""
+    """I end this session. `release`: the sender's signed report with `leaving` set, which frees its slot at once. If it
+    is empty, the sender stays, but keeps few sessions; dial again when you have something to send."""
 
     release: SmallSealed
 

@@ -1,10 +1,9 @@
 """Surplus sessions: those that a peer closes because it has no use for them.
 
 The authority keeps the sessions of its children, and those heard last up to a number. A member keeps those of its
-parents and children, of the peers that it awaits chunks from, and a few spare ones: former neighbours and newcomers that
-fetched the model from it. Spare neighbours are failover parents that need no dial, and bring late chunks.
-
-A peer that another closes a surplus session with is not told why: it dials again when it has a use for one.
+parents and children, those of the peers that it awaits chunks from, and a few spare ones: with former neighbours, and
+with newcomers that fetched the model from it. Spare sessions lead to failover parents without a dial, and bring late
+chunks. Whoever has a use for a session that was closed dials again.
 """
 
 from collections.abc import Container

@@ -84,8 +84,8 @@ def test_no_single_giver_can_charge_more_than_others_confirm(words: list[tuple[i
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1000), st.booleans()), max_size=40))
 def test_givers_that_have_left_count_as_before(words: list[tuple[int, int, bool]]) -> None:
-    """Six givers, two of them of one other ticket. Whoever leaves does not come back. The charge is that of a peer whose
-    givers all stayed, but only sums of those that left are kept."""
+    """Six givers, two of them of one other ticket. Whoever leaves does not come back. The charge is as if all had
+    stayed, but only sums are kept of those that left."""
     fetched, stayed, gone = Fetched(), Fetched(), set[int]()
     charged = expected = 0
     for who, size, leaves in words:
