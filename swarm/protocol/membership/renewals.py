@@ -64,6 +64,10 @@ class Renewals:
         """Sealed reports to forward, by stripe and slot."""
         self._queued: dict[tuple[int, int], tuple[int, int]] = {}
         """By stripe and slot, the newest report that was queued to forward: (serial of the grant, counter)."""
+        self._queued_before: dict[tuple[int, int], tuple[int, int]] = {}
+        """What `_queued` was until `_queued_since`, less what has been queued again. A report that comes again after
+        that is forwarded again, which harms nobody: the authority knows the counter."""
+        self._queued_since = float("-inf")
         self._forward_at = 0.0
 
     @property
@@ -88,7 +92,9 @@ class Renewals:
 
     def new_roster(self, roster: Roster) -> None:
         """Forget members that have left the roster."""
-        self._queued = {(k, s): n for (k, s), n in self._queued.items() if roster.member(s) is not None}
+        for queued in (self._queued, self._queued_before):
+            for key in [key for key in queued if roster.member(key[1]) is None]:
+                del queued[key]
         for peer in [p for p in self._gave if roster.member_of(p) is None]:
             del self._gave[peer]
             self._untold.pop(peer, None)
@@ -183,11 +189,15 @@ class Renewals:
             self.forward_reports(session, Reports(stripe, (release,)), now)
 
     def _queue_report(self, stripe: int, slot: int, number: tuple[int, int], sealed: bytes, now: float) -> None:
-        if self._queued.get((stripe, slot), (-1, -1)) >= number:
+        key = stripe, slot
+        if (self._queued.get(key) or self._queued_before.get(key, (-1, -1))) >= number:
             return
+        if now - self._queued_since > self._state.tuning.hard_ttl_s:
+            self._queued, self._queued_before, self._queued_since = {}, self._queued, now
         if not self._to_forward:
             self._forward_at = now + self._state.tuning.report_batch_s
-        self._queued[stripe, slot] = number
+        self._queued_before.pop(key, None)
+        self._queued[key] = number
         self._to_forward.setdefault(stripe, {})[slot] = sealed
 
     @property

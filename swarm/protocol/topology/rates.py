@@ -13,7 +13,7 @@ from statistics import median
 
 from swarm.protocol.core.documents import UNTIMED, Link
 
-__all__ = ["Rates", "Regions"]
+__all__ = ["TRIPS_KEPT", "Rates", "Regions"]
 
 GUESS_LIMIT = 4.0
 """Until it has been measured, an uplink counts for at most so many times the swarm's median. So a member that
@@ -29,6 +29,8 @@ NEAR_MS = 30
 NEAR_TIMES = 1.5
 """Two members are in one region when their round trip is below `NEAR_MS`, or below so many times the shortest of
 all."""
+TRIPS_KEPT = 64
+"""Round trips kept for each member, the shortest of all. Over the life of a swarm it measures that to most others."""
 LINKS_TO_JUDGE = 3
 """A member that is far from all of at least so many neighbours is a region of its own."""
 
@@ -119,14 +121,16 @@ class Regions:
         self._named: dict[int, str] = {}
         self._found: dict[int, str] = {}
         self._rtt_ms: dict[int, dict[int, int]] = {}
+        """The round trips of each slot. One between two slots may be kept for one of them only."""
         self._heard = False
 
     def forget(self, slot: int) -> None:
         """Another peer holds the slot from now on."""
         self._named.pop(slot, None)
         self._found.pop(slot, None)
-        for other in self._rtt_ms.pop(slot, {}):
-            self._rtt_ms.get(other, {}).pop(slot, None)
+        self._rtt_ms.pop(slot, None)
+        for known in self._rtt_ms.values():
+            known.pop(slot, None)
 
     def tell(self, slot: int, region: str) -> None:
         """The user of this slot's member named its region."""
@@ -141,10 +145,20 @@ class Regions:
         """Take the round trips that this slot measured. Of two for one pair the shorter counts."""
         for link in links:
             if link.rtt_ms and link.slot != slot:
-                for a, b in ((slot, link.slot), (link.slot, slot)):
-                    known = self._rtt_ms.setdefault(a, {})
-                    self._heard = self._heard or known.get(b, 1 << 30) > link.rtt_ms
-                    known[b] = min(known.get(b, link.rtt_ms), link.rtt_ms)
+                self._note(slot, link.slot, link.rtt_ms)
+                self._note(link.slot, slot, link.rtt_ms)
+
+    def _note(self, a: int, b: int, rtt_ms: int) -> None:
+        known = self._rtt_ms.setdefault(a, {})
+        if b in known and known[b] <= rtt_ms:
+            return
+        if b not in known and len(known) == TRIPS_KEPT:
+            longest = max(known, key=known.__getitem__)
+            if known[longest] <= rtt_ms:
+                return
+            del known[longest]
+        known[b] = rtt_ms
+        self._heard = True
 
     def update(self) -> None:
         """Form regions anew from the round trips: members that are near each other, directly or through others, are in
@@ -154,6 +168,12 @@ class Regions:
         self._heard = False
         shortest = min((rtt for known in self._rtt_ms.values() for rtt in known.values()), default=0)
         limit = max(NEAR_MS, NEAR_TIMES * shortest)
+        near = {slot: set[int]() for slot in self._rtt_ms}
+        for slot, known in self._rtt_ms.items():
+            for other, rtt in known.items():
+                if rtt < limit:
+                    near[slot].add(other)
+                    near[other].add(slot)
         unseen = set(self._rtt_ms)
         for first in sorted(self._rtt_ms):
             if first not in unseen:
@@ -161,9 +181,9 @@ class Regions:
             part, frontier = {first}, [first]
             while frontier:
                 at = frontier.pop()
-                near = {b for b, rtt in self._rtt_ms.get(at, {}).items() if rtt < limit} - part
-                part |= near
-                frontier += sorted(near)
+                found = near[at] - part
+                part |= found
+                frontier += sorted(found)
             unseen -= part
             self._name(sorted(part))
 

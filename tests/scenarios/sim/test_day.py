@@ -21,7 +21,8 @@ def test_what_is_wrong_with_a_day_is_said() -> None:
     run.run(0.05)
     assert day.wrong(run) == []
     run.rows = [
-        {"authority_bytes": 100 + n, "node_bytes": 100, "resident_mib": 100 if n < 9 else 50} for n in range(20)
+        {"versions": 17, "authority_bytes": 100 + n, "node_bytes": 100, "resident_mib": 100 if n < 9 else 50}
+        for n in range(20)
     ]
     assert day.wrong(run) == ["authority_bytes grew by 14.6% from the first quarter to the last"]
     run.equivocations, run.late = 1, 2

@@ -9,7 +9,7 @@ from protocol_kit import TUNING, book_with, header, only, version
 from swarm.protocol.core.documents import UNTIMED, Link
 from swarm.protocol.core.events import Send
 from swarm.protocol.core.outbox import Outbox
-from swarm.protocol.topology.rates import Rates, Regions
+from swarm.protocol.topology.rates import TRIPS_KEPT, Rates, Regions
 from swarm.protocol.transfer.links import Links
 
 
@@ -236,3 +236,23 @@ def test_a_member_far_from_all_is_a_region_of_its_own() -> None:
     assert regions.of(0) == "~0"
     regions.forget(0)
     assert regions.of(0) == ""
+
+
+def test_a_swarm_that_has_measured_all_its_pairs_keeps_a_bounded_part_of_them_and_the_same_regions() -> None:
+    regions, slots = Regions(), 3 * TRIPS_KEPT
+    trips = {(a, b): 20 + (a + b) % 5 if a % 2 == b % 2 else 150 for a in range(slots) for b in range(a)}
+    mesh(regions, trips)
+    assert all(len(known) == TRIPS_KEPT for known in regions._rtt_ms.values())
+    assert len({regions.of(s) for s in range(0, slots, 2)}) == 1
+    assert len({regions.of(s) for s in range(1, slots, 2)}) == 1
+    assert regions.of(0) != regions.of(1)
+    regions.forget(5)
+    assert not any(5 in known for known in regions._rtt_ms.values())
+
+
+def test_members_that_only_one_crowded_member_is_near_to_stay_in_its_region() -> None:
+    """It keeps the shortest round trips, and they keep theirs to it."""
+    regions = Regions()
+    mesh(regions, {(other, 0): 10 + other // 50 for other in range(1, 2 * TRIPS_KEPT)})
+    assert len(regions._rtt_ms[0]) == TRIPS_KEPT
+    assert len({regions.of(s) for s in range(2 * TRIPS_KEPT)}) == 1
