@@ -42,10 +42,10 @@ _CONNECT_S: Final = 5.0
 """For TCP's handshake of an outbound connection."""
 _AGAIN_S: Final = (0.5, *[0.25] * 5)
 """While an address does not answer, further attempts begin these times apart, beside the first. The kernel repeats each
-attempt's first packet after 1 and 2 s more, so that together they send one each quarter of a second, but for two gaps of
-half a second, until `_CONNECT_S`: after a cut of the network, a dial gets through that soon. A machine that is up answers
-the first, even when its programs are busy, unless so many connections wait to be accepted that its kernel drops the
-packet: then a later one of them gets through, or the repetition of its packet."""
+attempt's first packet after 1 and 2 s more, so that together they send one each quarter of a second until `_CONNECT_S`,
+but for two gaps of half a second: after a cut of the network, a dial gets through that soon. A machine that is up
+answers the first, even when its programs are busy, unless so many connections wait to be accepted that its kernel drops
+the packet: then a later one of them gets through, or the repetition of its packet."""
 READ_BYTES: Final = 262_144
 """Longest read: sixteen TLS records for one system call and one wake-up."""
 
