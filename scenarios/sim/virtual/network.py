@@ -61,7 +61,7 @@ from swarm.protocol.transfer.arrivals import Arrival, header_arrival, piece_arri
 
 __all__ = ["VirtualNetwork"]
 
-SYN_S = tuple(n / 4 for n in range(20) if n not in (1, 13))
+SYN_S = tuple(n / 4 for n in range(20))
 """When a dial sends its first packet, and sends it again while there is no answer; as in the product
 (`swarm/transport/connection/tcp.py`)."""
 DIAL_DEADLINE_S = 5.0

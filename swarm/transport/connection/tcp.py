@@ -40,12 +40,13 @@ TOKEN_S: Final = 3.0
 """For the rest of the token, which its sender puts into one packet with the mark."""
 _CONNECT_S: Final = 5.0
 """For TCP's handshake of an outbound connection."""
-_AGAIN_S: Final = (0.5, *[0.25] * 5)
-"""While an address does not answer, further attempts begin these times apart, beside the first. The kernel repeats each
-attempt's first packet after 1 and 2 s more, so that together they send one each quarter of a second until `_CONNECT_S`,
-but for two gaps of half a second: after a cut of the network, a dial gets through that soon. A machine that is up
-answers the first, even when its programs are busy, unless so many connections wait to be accepted that its kernel drops
-the packet: then a later one of them gets through, or the repetition of its packet."""
+_AGAIN_S: Final = 0.25
+_ATTEMPTS: Final = 8
+"""While an address does not answer, further attempts begin this time apart, beside the first. The kernel repeats each
+attempt's first packet after 1 and 2 s more, so that together they send one each quarter of a second until `_CONNECT_S`:
+after a cut of the network, a dial gets through that soon. A machine that is up answers the first, even when its programs
+are busy, unless so many connections wait to be accepted that its kernel drops the packet: then a later one of them gets
+through, or the repetition of its packet."""
 READ_BYTES: Final = 262_144
 """Longest read: sixteen TLS records for one system call and one wake-up."""
 
@@ -211,7 +212,7 @@ class TcpTransport(ITransport):
         `_CONNECT_S`."""
         streams: list[trio.SocketStream] = []
         errors: list[OSError] = []
-        pauses_s = () if target in self.from_listen_port else _AGAIN_S  # a second one would come from another port
+        attempts = 1 if target in self.from_listen_port else _ATTEMPTS  # a second one would come from another port
         try:
             with trio.move_on_after(_CONNECT_S):
                 async with trio.open_nursery() as nursery:
@@ -223,10 +224,9 @@ class TcpTransport(ITransport):
                             errors.append(error)
                         nursery.cancel_scope.cancel()
 
-                    nursery.start_soon(attempt)
-                    for pause_s in pauses_s:
-                        await trio.sleep(pause_s)
+                    for _ in range(attempts):
                         nursery.start_soon(attempt)
+                        await trio.sleep(_AGAIN_S)
             if not streams:
                 raise errors[0] if errors else TimeoutError(errno.ETIMEDOUT, "no answer")
             return streams.pop()
