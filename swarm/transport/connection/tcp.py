@@ -44,9 +44,9 @@ _AGAIN_S: Final = 0.25
 _ATTEMPTS: Final = 8
 """While an address does not answer, further attempts begin this time apart, beside the first. The kernel repeats each
 attempt's first packet after 1 and 2 s more, so that together they send one each quarter of a second until `_CONNECT_S`:
-after a cut of the network, a dial gets through that soon. A machine that is up answers the first, even when its programs
-are busy, unless so many connections wait to be accepted that its kernel drops the packet: then a later one of them gets
-through, or the repetition of its packet."""
+after a cut of the network, a dial gets through that soon. A machine that is up answers the first, even when its
+programs are busy, unless so many connections wait to be accepted that its kernel drops the packet: then a later one of
+them gets through, or the repetition of its packet."""
 READ_BYTES: Final = 262_144
 """Longest read: sixteen TLS records for one system call and one wake-up."""
 

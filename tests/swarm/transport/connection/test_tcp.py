@@ -49,7 +49,7 @@ async def test_an_address_that_does_not_answer_is_tried_again_beside_the_first_a
     monkeypatch.setattr(trio, "open_tcp_stream", connect)
     tcp = TcpTransport(Traffic(), {}, HandshakeTurns(), refuse_token)
     connection = await tcp.dial(Multiaddr("/ip4/192.0.2.1/tcp/4701"))
-    assert began[:2] == [0.0, 0.5]
+    assert began[:2] == [0.0, 0.25]
     assert len(cancelled) == 1
     assert len(tcp.live) == 1
     await connection.close()
