@@ -229,3 +229,14 @@ def test_a_member_whose_session_was_surplus_returns_at_once_with_news() -> None:
     assert dialed(tick(peer, 1.2)) == set()
     peer.membership.come_back()
     assert SWARM in dialed(tick(peer, 1.3))
+
+
+def test_reports_of_members_that_are_no_longer_below_us_are_forgotten_after_two_leases() -> None:
+    renewals, lease_s = a_forwarder().membership.renewals, TUNING.hard_ttl_s
+    renewals._queue_report(0, 2, (1, 5), b"", 1.0)
+    renewals._queue_report(0, 1, (1, 5), b"", 1.5 + lease_s)
+    renewals._queue_report(0, 2, (1, 5), b"", 1.6 + lease_s)
+    assert (0, 2) not in renewals._queued, "it is still known: the same report is not forwarded again"
+    renewals._queue_report(0, 1, (1, 6), b"", 2.0 + 2 * lease_s)
+    assert (0, 2) not in renewals._queued | renewals._queued_before
+    assert (0, 1) in renewals._queued

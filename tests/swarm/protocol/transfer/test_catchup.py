@@ -18,6 +18,7 @@ from protocol_kit import (
     version,
 )  # fmt: skip
 
+from scenarios.sim.simulator import World
 from swarm.protocol.core.events import (  # fmt: skip
     Effect,
     HeaderStored,
@@ -37,6 +38,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     VersionId,
 )
 from swarm.protocol.core.notices import CatchupFailed
+from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Blob, Lacks, ManifestNews, WantBlob, WantBlock, WantManifest
 from swarm.protocol.member import Peer
 from swarm.protocol.transfer.catchup import OVERTAKE_TIMES, SLOW_S, Phase
@@ -484,3 +486,16 @@ def test_a_catch_up_survives_joining_again() -> None:
     assert peer.state.grant is not None
     admit(peer, [(-1, 0)], head=manifest(5, 0), now=14.0)
     assert peer.catchup.phase is Phase.BLOCKS
+
+
+def test_a_catch_up_that_has_ended_keeps_nothing() -> None:
+    world = World(Tuning.loopback())
+    for _ in range(4):
+        world.join(held=world.base)
+    world.run(world.now + 2)
+    newcomer = world.join()
+    assert world.run_until(lambda: newcomer.root == world.authority.root, 30)
+    world.run(world.now + 2)
+    catchup = newcomer.core.catchup
+    assert not catchup.active
+    assert not any((catchup._requests, catchup._labels, catchup._took, catchup._sealed_target, catchup._givers._left))
