@@ -293,6 +293,10 @@ def main(arguments: list[str] | None = None) -> int:
     options_parser.add_argument("--restarts", type=int, default=4, help="how often the trainer is killed (default 4)")
     options_parser.add_argument("--beat-s", type=float, default=5.0, help="heartbeat period (default 5, the product's)")
     options = options_parser.parse_args(arguments)
+    tuning = _tuning(options.beat_s)
+    if tuning.tick_s > tuning.hello_deadline_s:
+        most_s = options.beat_s * tuning.hello_deadline_s / tuning.tick_s
+        options_parser.error(f"--beat-s: at most {most_s:.0f}, or the trainer closes sessions before it admits anybody")
     days, sentences = [], []
     for seed in range(options.seed, options.seed + options.seeds):
         day = Day(

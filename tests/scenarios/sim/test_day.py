@@ -36,3 +36,9 @@ def test_objects_are_measured_once_and_without_classes() -> None:
     shared = bytes(10_000)
     assert 10_000 < day.held_bytes([shared, shared]) < 11_000
     assert day.held_bytes([day.Day, len]) < 1_000
+
+
+def test_heartbeats_with_which_nobody_could_join_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        day.main(["--beat-s", "240"])
+    assert "--beat-s: at most 200" in capsys.readouterr().err
