@@ -6,7 +6,7 @@ from functools import partial
 from protocol_kit import SWARM, TUNING, admit, heartbeat, key_of, manifest, meet, new_peer, only, say, sends
 
 from scenarios.sim.simulator import Node, World
-from swarm.protocol.core.events import Close, Dial, Effect, PeerDown, PeerUp, Timer
+from swarm.protocol.core.events import Close, Dial, Effect, PeerDown, Timer
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Attach, Bye, HeartbeatNews, Ping, WantBlock
 from swarm.protocol.member import Peer
@@ -111,7 +111,7 @@ def test_a_member_that_ended_its_session_is_forgotten_after_the_time_of_a_lease(
 
 def test_the_session_with_the_authority_is_the_authoritys_to_close() -> None:
     peer = a_member()
-    peer.apply(PeerUp(SWARM, False), 30.0)
+    assert peer.state.sessions.ready(SWARM)
     assert SWARM not in {close.peer for close in only(beat(peer, LATER + QUIET_S), Close)}
 
 
