@@ -21,7 +21,7 @@ HUNT_SEED ?= 1
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-heavy test-long lint types fuzz fuzz-guided hunt adversary simulate wan lock audit clean
+.PHONY: help install engines demo test test-heavy test-long lint types fuzz fuzz-guided hunt adversary simulate wan lock audit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -31,11 +31,15 @@ install: ## make .venv and install into it (TORCH=... PYTHON=... EXTRAS=... to c
 
 # What a target needs of the extras, unless EXTRAS is given: added to what is there, if it is not.
 demo: EXTRAS = torch
-test test-heavy test-long lint types fuzz hunt adversary wan lock: EXTRAS = torch,test
+engines test test-heavy test-long lint types fuzz hunt adversary wan lock: EXTRAS = torch,test
 fuzz-guided: EXTRAS = torch,test,fuzz
 
 demo: install ## a trainer and four nodes on this machine, about two minutes
 	$(BIN)/swarm-node demo $(DEMO_FLAGS)
+
+engines: install ## the inference engines that heavy tests start, each into an environment in the user's cache
+	$(BIN)/python -m scenarios.engines.vllm_environment & \
+	$(BIN)/python -m scenarios.engines.sglang_environment && wait $$!
 
 test: install ## the everyday tests, at most five minutes: WORKERS=3 at a time
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)

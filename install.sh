@@ -69,26 +69,28 @@ else
     check_headers "$python"
     "$python" -m venv "$VENV"
 fi
-pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip_install() { "$VENV/bin/python" -m pip --disable-pip-version-check install -q --no-compile "$@"; }
 
 # Everything comes from requirements.lock, at its tested version, and pip refuses a file that has not one of the hashes
 # there. What builds comes first and from the lock too, since pip verifies nothing in the environments that it makes for
 # builds. Only torch stands apart, with the CUDA parts that it brings: each machine wants its own build of it.
 locked() {
     torch=$("$VENV/bin/python" tools/pins.py "$VENV" "$@")
-    pip install -q --no-deps --require-hashes --no-build-isolation -r "$VENV/requirements.txt"
+    pip_install --no-deps --require-hashes --no-build-isolation -r "$VENV/requirements.txt"
 }
 locked build
 locked $groups
 printf '%s\n' "$choices" > "$RECORD"  # without the sums: if what follows fails, the next call starts again
-if [ -n "$torch" ]; then pip install -q -c "$VENV/constraints.txt" "${TORCH:-$torch}"; fi
+if [ -n "$torch" ]; then pip_install -c "$VENV/constraints.txt" "${TORCH:-$torch}"; fi
 # Whatever is still missing is not in the lock file; without an index pip says so instead of fetching it unverified.
 extras=$(echo "$groups" | xargs -n 1 | grep -vx core | paste -sd , -) || true
-pip install -q --no-index --no-build-isolation -c "$VENV/constraints.txt" -e ".${extras:+[$extras]}" || {
+pip_install --no-index --no-build-isolation -c "$VENV/constraints.txt" -e ".${extras:+[$extras]}" || {
     say "What pyproject.toml asks for is not what requirements.lock holds: run 'make lock', then try again."
     exit 1
 }
 # trio has types of its own; a dependency of libp2p brings stubs of an old trio that would shadow them.
 rm -rf "$VENV"/lib/python*/site-packages/trio-stubs
+# pip would compile on one core. Of some packages, files for other versions of Python do not compile; pip ignores that, too.
+"$VENV/bin/python" -m compileall -qq -j 0 "$VENV"/lib/python*/site-packages || true
 printf '%s\n' "$sums" >> "$RECORD"
 say "Installed: $VENV/bin/swarm-node --help"

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 HOUSE = Path(__file__).parents[1]
@@ -23,6 +24,7 @@ def table_rows() -> list[list[str]]:
     return rows
 
 
+@cache
 def functions_of(path: Path) -> set[str]:
     """The functions in a file that pytest collects, by their names."""
     found = ast.walk(ast.parse(path.read_text()))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -42,8 +43,13 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
         yield name.removesuffix(".__init__"), path
 
 
-def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def imports(name: str, path: Path) -> list[tuple[str, int]]:
     """Every module that the file names, wherever in it, with the line."""
+    return list(_imports(name, path))
+
+
+def _imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

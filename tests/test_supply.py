@@ -363,6 +363,7 @@ def test_a_package_about_which_nobody_was_asked_fails_the_audit() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_pip_audit_itself_asks_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pinned pip-audit, installed by hash, against a database on loopback: nothing known, an advisory, a refusal,
     and nothing there."""

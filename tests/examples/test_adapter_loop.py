@@ -11,6 +11,7 @@ from scenarios.harness.swarm import STARTED_WITHIN_S, swarm_in
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(find_spec("torch") is None or find_spec("peft") is None, reason="needs torch and peft"),
 ]
 

@@ -177,6 +177,7 @@ def _save(folder: Path, name: str, step: int, base: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_trainer_killed_in_the_middle_of_an_adapters_version(swarm: Swarm) -> None:
     """Nobody sees the version that it left; another adapter's trainer goes on, and a restarted one continues."""
     rng, base = random.Random(3), swarm.folder / "base"

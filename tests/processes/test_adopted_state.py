@@ -46,6 +46,7 @@ def rescue(swarm: Swarm, key: Path, out: Path, *names: str, of: dict[str, int]) 
     return out.read_bytes()
 
 
+@pytest.mark.long
 def test_a_seed_that_lost_its_saved_state_adopts_it_and_replaces_a_lost_nodes_fragment(tmp_path: Path) -> None:
     base, file = checkpoint(tmp_path / "base", FIRST), saved_file(tmp_path)
     at = {name: free_port() for name in ("seed", *NODES, "spare")}

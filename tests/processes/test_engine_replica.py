@@ -48,6 +48,7 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_versions_are_decoded_and_served_from_the_engines_memory(tmp_path: Path, folders: list[Path]) -> None:
     with swarm_in(tmp_path / "swarm") as swarm:
         swarm.seed(folders[0])

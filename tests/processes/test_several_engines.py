@@ -97,6 +97,7 @@ class Rollouts:
         assert self.error is None, self.error
 
 
+@pytest.mark.long
 def test_either_engine_may_be_killed_while_the_other_serves(swarm: Swarm, folders: list[Path]) -> None:
     first, second = engine_pid(swarm, 1), engine_pid(swarm, 2)
     assert replica_maps(first) & replica_maps(second), "both read the one replica of the node"

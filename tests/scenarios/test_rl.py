@@ -40,6 +40,7 @@ def test_a_real_node_generates_no_more_than_a_slower_trainer_uses():
     assert row["worst_lag"] <= 1, row
 
 
+@pytest.mark.long
 def test_faults_cost_no_more_than_the_failed_nodes_had():
     calm, rough = faults.simulate([0.2], steps=3, nodes=8, groups=64, check=0.2, seeds=[1])
     assert (calm["struck"], calm["lost_to_faults"], calm["at_stake"]) == (0, 0, 0)

@@ -504,6 +504,7 @@ def test_help_reads_well_at_80_columns(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_nothing_compiles_in_silence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "node.cli", "delta", "--shapes", "qwen3-1.7b", "--nodes", "4"]
     environment = os.environ | {"SWARM_CACHE": str(tmp_path / "cache")}

@@ -218,6 +218,7 @@ def test_names_of_tokens_and_their_roots():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_eight_adapters_have_equal_shares_of_the_nodes_whatever_one_of_them_asks(swarm, autojump_clock):
     """Seven trainers that wait for each step's groups, and one that offers without end. Four nodes of 100 tokens/s."""
     service = await swarm.start_service()

@@ -28,6 +28,7 @@ def processes_that_mention(folder: Path) -> list[str]:
     return [line for line in lines if f"{folder}/swarm-demo-" in line]
 
 
+@pytest.mark.long
 def test_a_kill_and_a_join(tmp_path: Path) -> None:
     done = run_demo(tmp_path, "--nodes", "3", "--steps", "4")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -75,7 +75,7 @@ def step(shapes: Shapes, density: float, seed: int) -> tuple[dict[str, Bits], di
 
 @pytest.mark.parametrize(
     ("name", "scale", "density"),
-    [("qwen3-8b", 1000, 0.01), pytest.param("kimi-k2", 50_000, 0.004, marks=pytest.mark.slow)],
+    [("qwen3-8b", 1000, 0.01), pytest.param("kimi-k2", 50_000, 0.004, marks=pytest.mark.long)],
 )
 def test_a_really_coded_step_has_the_reckoned_size(name: str, scale: int, density: float, tmp_path: Path) -> None:
     """The small model is written to disk twice and compared by `delta`, as a user's checkpoints are."""

@@ -48,6 +48,7 @@ def test_every_root_is_that_of_the_gathered_checkpoint(tmp_path: Path, world: in
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_rank_ever_holds_the_model(tmp_path: Path):
     """A rank touches its own share of two copies and of the replica. Gathering would touch three whole models."""
     with running(tmp_path, FakeSeed(base(vocabulary=48_000))) as there:
@@ -127,6 +128,7 @@ def test_a_dead_rank_is_a_typed_error_and_leaves_nothing_open(tmp_path: Path, mo
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_rank_gets_the_reason_why_it_cannot_attach(tmp_path: Path):
     (tmp_path / "boot_id").write_text("elsewhere\n")
     for no_seed, hosts in run_ranks(2, "fsdp2_ranks:refusals", str(tmp_path), str(tmp_path / "boot_id")):

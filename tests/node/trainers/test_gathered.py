@@ -13,6 +13,7 @@ from node.trainers.gathered import publish_from_rank_0
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sharded_model_is_gathered_on_every_rank() -> None:
     for before, after, names, same in run_ranks(2, "gathered_ranks:gather"):
         assert (before, after) == (False, True)

@@ -217,6 +217,7 @@ def _check_engines(swarm: Any, root: str, step: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_environments_of_prime_rl_get_tokens_of_what_was_broadcast(tmp_path: Path, admin_on: Any) -> None:
     with drawing(tmp_path, "--model-name", MODEL, names=NODES) as (swarm, base, url):
         folder = tmp_path / "run" / "broadcasts" / "step_1"

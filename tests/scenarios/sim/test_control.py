@@ -18,6 +18,7 @@ def test_control_messages_stay_small_and_planning_works(capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_trainer_keeps_few_connections_while_all_nodes_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert control.main(["--sessions", "80", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]

@@ -412,6 +412,7 @@ async def seconds_until_admitted(node: Libp2pTransport, address: str, number: in
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of them are silent, a third stop amid the handshake, a third prove a key; all connect again when closed.
 
