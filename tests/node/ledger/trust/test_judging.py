@@ -93,7 +93,9 @@ def large_margins(answer: JudgeAnswer) -> JudgeAnswer:
 
 
 LIES = {"scores": scores_off(-1.0), "slopes": against_the_step, "margins": large_margins}
-LIES_OF_MANY = [pytest.param(lie, id=id, marks=[pytest.mark.long] if id == "scores" else []) for id, lie in LIES.items()]
+LIES_OF_MANY = [
+    pytest.param(lie, id=name, marks=[pytest.mark.long] if name == "scores" else []) for name, lie in LIES.items()
+]
 
 
 @pytest.mark.slow
