@@ -7,7 +7,14 @@ import pytest
 from scenarios.sim import partition
 
 
-@pytest.mark.parametrize("one_way", [[], ["--one-way", "in"], ["--one-way", "out"]])
+@pytest.mark.parametrize(
+    "one_way",
+    [
+        [],
+        pytest.param(["--one-way", "in"], marks=pytest.mark.slow),
+        pytest.param(["--one-way", "out"], marks=pytest.mark.slow),
+    ],
+)
 def test_those_who_were_cut_off_return_as_fast_as_new_nodes_join(
     one_way: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,10 @@ def test_nothing_is_lost_and_never_two_lead() -> None:
     assert sorted(takeovers)[len(takeovers) // 2] < TIMING.takeover_s
 
 
-@pytest.mark.parametrize("bug", ["the ballot is not always stored", "less than a majority stores"])
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param("the ballot is not always stored", marks=pytest.mark.slow), "less than a majority stores"],
+)
 def test_a_planted_bug_is_found(bug: str) -> None:
     assert steps_to_find(bug, 300_000) > 0
 
