@@ -168,7 +168,7 @@ def test_close_raises_the_error_of_a_publish_that_is_lost(tmp_path: Path, monkey
         assert "Step 2 was not sealed within 0 s" in text
         assert f"the seed (process {swarm.running['seed'].pid}, which is stopped (kill -CONT" in text
         monkeypatch.setattr(seedwatch, "RECONNECT_S", SOON_S)
-        swarm.signal("seed", signal.SIGKILL)
+        os.killpg(group, signal.SIGKILL)  # a stopped child does not see that the seed has ended
         error = error_of(lambda: trainer.close(timeout_s=FAR_S))
         assert isinstance(error, SwarmDown)
         assert late.error is error
