@@ -68,6 +68,7 @@ def test_the_error_says_why_a_seed_did_not_start(tmp_path: Path):
     assert not seeds_of(tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_no_seed_is_left_when_the_trainer_is_killed(base: Path, tmp_path: Path):
     home = tmp_path / "home"
     code = (

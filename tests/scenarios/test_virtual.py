@@ -134,6 +134,7 @@ def test_the_bound_is_the_tightest_of_three() -> None:
     assert bound(1000, [1000] * 4, down=10) == pytest.approx(bits / 10)
 
 
+@pytest.mark.slow
 def test_two_steps_of_12_nodes_are_near_the_bound_and_a_seed_gives_the_same_run() -> None:
     def run(seed: int) -> tuple[str, float]:
         world = gather(Crowd(12), seed, settle_s=12.0)

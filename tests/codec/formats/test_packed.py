@@ -81,6 +81,7 @@ def test_packed_tensors_stand_for_what_the_codes_do() -> None:
     assert all(np.array_equal(tensors[name], bits) for name, bits in expected.items())
 
 
+@pytest.mark.slow
 def test_a_version_leads_to_its_bits() -> None:
     memory, rng = Memory(), np.random.default_rng(1)
     base = PackedBase(WHOLE, FORM, CONFIG)

@@ -177,6 +177,7 @@ async def no_streams(*_: object) -> None:
     await trio.lowlevel.checkpoint()
 
 
+@pytest.mark.slow
 async def test_a_kept_file_comes_to_every_machine(tmp_path: Path) -> None:
     data = bytes(range(256)) * 20_000
     (tmp_path / "optimizer.pt").write_bytes(data)
@@ -198,6 +199,7 @@ async def test_a_kept_file_comes_to_every_machine(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / first / "kept" / "optimizer").iterdir()] == [kept.digest.hex()]
 
 
+@pytest.mark.slow
 async def test_a_leader_keeps_only_what_a_majority_takes(tmp_path: Path) -> None:
     async with council(tmp_path) as (machines, _):
         first = await machines.leader()

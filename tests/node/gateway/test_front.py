@@ -217,6 +217,7 @@ async def test_a_request_waits_for_a_seed_only_so_long(tmp_path: Path):
         assert {getattr(error, "status_code", None) for error in errors} == {None, 503}
 
 
+@pytest.mark.slow
 async def test_an_answer_in_parts_that_cannot_go_on_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Several samples with one seed are sent when all are accepted; a stream that has some of them ends with an
     error."""

@@ -86,6 +86,7 @@ async def test_requests_survive_until_a_new_node_joins(tmp_path: Path):
         assert_all(answers, 8)
 
 
+@pytest.mark.slow
 async def test_requests_beyond_the_limit_get_429_and_the_rest_is_answered(tmp_path: Path):
     async with gateway(tmp_path, in_flight=64) as (swarm, url):
         await swarm.add(1, seconds=0.2)

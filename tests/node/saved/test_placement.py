@@ -167,4 +167,4 @@ class Churn(RuleBasedStateMachine):
 
 
 TestChurn = Churn.TestCase
-TestChurn.settings = settings(max_examples=200, stateful_step_count=40)
+TestChurn.settings = settings(max_examples=80, stateful_step_count=40)

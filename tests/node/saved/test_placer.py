@@ -59,6 +59,7 @@ async def test_a_node_that_says_it_has_everything_keeps_nothing_from_the_others(
         assert len(boaster.fragments) == 1
 
 
+@pytest.mark.slow
 async def test_a_node_that_takes_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "PLACE_S", 1.0)
     monkeypatch.setattr(placing, "MIN_BYTES_S", 1e9)

@@ -73,6 +73,7 @@ async def fetched(made: Bench, out: Path, key: Key = KEY) -> FetchedWeights:
     return found
 
 
+@pytest.mark.slow
 async def test_blocks_come_from_all_nodes_at_once(tmp_path: Path) -> None:
     model = Model(3)
     async with bench(tmp_path, nodes=0) as made:

@@ -34,6 +34,7 @@ def checkpoint(folder: Path, flipped: float) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_holder_of_int4_receives_less_and_holds_less(tmp_path: Path) -> None:
     old, new = checkpoint(tmp_path / "0", 0), checkpoint(tmp_path / "1", 0.02)
     int4, fp8 = sizes_of_step(old, new, [FORMATS["int4-group-e8"], FORMATS["fp8-channel"]])

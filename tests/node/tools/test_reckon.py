@@ -77,6 +77,7 @@ def step(shapes: Shapes, density: float, seed: int) -> tuple[dict[str, Bits], di
     ("name", "scale", "density"),
     [("qwen3-8b", 1000, 0.01), pytest.param("kimi-k2", 50_000, 0.004, marks=pytest.mark.long)],
 )
+@pytest.mark.slow
 def test_a_really_coded_step_has_the_reckoned_size(name: str, scale: int, density: float, tmp_path: Path) -> None:
     """The small model is written to disk twice and compared by `delta`, as a user's checkpoints are."""
     shapes = shapes_of(name).scaled(scale)
@@ -111,12 +112,14 @@ def test_the_size_of_a_step(found: Reckoned) -> None:
     assert found.blocks == shapes_of("qwen3-1.7b").layout.n_blocks
 
 
+@pytest.mark.slow
 def test_a_denser_step_takes_more_bytes_and_fewer_bits_a_change(found: Reckoned) -> None:
     denser = reckon(shapes_of("qwen3-1.7b"), density=0.025)
     assert denser.delta_bytes > 1.9 * found.delta_bytes
     assert denser.bits_per_change < found.bits_per_change
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(found: Reckoned) -> None:
     again, other = (reckon(shapes_of("qwen3-1.7b"), seed=seed).delta_bytes for seed in (0, 1))
     assert again == found.delta_bytes != other

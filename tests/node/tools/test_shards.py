@@ -152,6 +152,7 @@ def test_the_reckoned_share_is_that_of_sealed_chunks(parallel: Parallel) -> None
     assert total < 1.01 * sum(map(sum, sealed_bytes(uncut, body_bytes)))
 
 
+@pytest.mark.slow
 def test_the_shares_of_a_mixture() -> None:
     found = reckon(MIXTURE, shards=4)
     layout = MIXTURE.layout

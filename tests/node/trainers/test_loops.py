@@ -79,6 +79,7 @@ def test_async_for_gives_every_group_under_asyncio_and_trio(swarm: Swarm) -> Non
     assert [sorted(found) for found in run_in_both(main)] == [[0, 1, 2, 3, 4, 5]] * 2
 
 
+@pytest.mark.slow
 def test_other_tasks_run_while_one_waits_and_a_cancelled_wait_loses_nothing(there: RunningSeed, swarm: Swarm) -> None:
     async def main() -> tuple[int, list[int]]:
         there.node.paused, beats = True, 0

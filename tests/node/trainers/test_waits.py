@@ -156,6 +156,7 @@ def test_the_end_of_a_seed_is_logged_at_once_then_waited_for_then_an_error(
             trainer.close()  # no publish was accepted, so none is lost
 
 
+@pytest.mark.slow
 def test_close_raises_the_error_of_a_publish_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", WORDS))

@@ -61,9 +61,9 @@ def test_the_portable_logarithm_is_within_an_ulp_or_two(x):
 def test_draws_follow_the_distribution():
     logits = np.array([[0.0, 1.0, 2.0, -1.0, 0.5]])
     logprobs = kept_logprobs(logits, 0.7)
-    tokens = [int(draw(logprobs, gumbel(5, stream, 0, 5)[None])[0]) for stream in range(20_000)]
+    tokens = [int(draw(logprobs, gumbel(5, stream, 0, 5)[None])[0]) for stream in range(5_000)]
     shares = np.bincount(tokens, minlength=5) / len(tokens)
-    np.testing.assert_allclose(shares, np.exp(logprobs[0]), atol=0.015)
+    np.testing.assert_allclose(shares, np.exp(logprobs[0]), atol=0.02)
 
 
 def test_top_k_and_top_p_keep_the_likeliest():

@@ -1,5 +1,7 @@
 """The benchmark of prefix reuse: its cache, and what the ledger's affinity gives under the virtual clock."""
 
+import pytest
+
 from scenarios.bench.sessions import BLOCK, Load, PrefixCache, measure
 
 
@@ -15,6 +17,7 @@ def test_the_cache_finds_whole_blocks_of_a_common_prefix_and_drops_the_oldest() 
     assert cache.find(text) == BLOCK
 
 
+@pytest.mark.slow
 def test_turns_of_a_session_find_their_prefix() -> None:
     found = measure(Load(share=0.7, nodes=3, rows=4, sessions=24, turns=5))
     assert found.reuse >= 0.9

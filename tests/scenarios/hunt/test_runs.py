@@ -30,5 +30,6 @@ def test_a_short_hunt_finds_nothing_and_a_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_what_a_hunt_once_found_stays_repaired(path: Path) -> None:
     assert hunt("--schedule", str(path))["violations"] == []

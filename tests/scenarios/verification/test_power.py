@@ -136,6 +136,7 @@ def test_a_cheat_whose_samples_always_mismatch_is_found_within_a_few(history: in
     assert found.curve[-1] == (found.tokens, 1.0)
 
 
+@pytest.mark.slow
 def test_fewer_mismatches_take_longer_and_those_of_honest_nodes_hide_them():
     exact, some = np.zeros(100, bool), np.arange(100) < 60
     settings = {"most_tokens": 4000.0, "lives": 200}

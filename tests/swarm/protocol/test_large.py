@@ -1,5 +1,7 @@
 """Large simulated swarms: sessions of the trainer, newcomers, overstated uplinks, and removals."""
 
+import pytest
+
 from scenarios.sim.simulator import Link, Node, World
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.notices import JoinRefused, LeaseExpired
@@ -45,6 +47,7 @@ def step(world: World, chunks: int = 16) -> None:
     world.run(world.now + 1)
 
 
+@pytest.mark.slow
 def test_the_trainer_keeps_few_sessions_and_loses_no_member() -> None:
     world, joined = a_swarm(80)
     world.run(world.now + 4)
@@ -60,6 +63,7 @@ def test_the_trainer_keeps_few_sessions_and_loses_no_member() -> None:
     assert {n.core.state.rosters.stamp for n in joined} == {roster.stamp}
 
 
+@pytest.mark.slow
 def test_after_a_restart_only_a_few_members_dial_the_trainer() -> None:
     world, joined = a_swarm(80)
     grants = [grant_of(n) for n in joined]
@@ -108,6 +112,7 @@ def test_a_member_that_offers_no_uplink_stays_a_leaf() -> None:
     assert idle.sent_bytes == 0
 
 
+@pytest.mark.slow
 def test_an_overstated_uplink_is_found_out() -> None:
     """A member offers 800 Mbit/s and has 20: after two versions it has no more children than others of 20 Mbit/s."""
     world, joined = a_swarm(8)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+import pytest
 from protocol_kit import SWARM, TUNING, admit, heartbeat, key_of, manifest, meet, new_peer, only, say, sends
 
 from scenarios.sim.simulator import Node, World
@@ -122,6 +123,7 @@ def _sessions(node: Node) -> set[bytes]:
     return {session.peer for session in node.core.state.sessions}
 
 
+@pytest.mark.slow
 def test_former_neighbours_are_let_go_and_nobody_dials_them_again() -> None:
     """Some members are killed and others join, so the plan changes all the time."""
     tuning = replace(Tuning.loopback(), request_deadline_s=2.0)

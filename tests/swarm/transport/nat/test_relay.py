@@ -114,6 +114,7 @@ async def test_circuits_are_limited(rules: RelayRules) -> None:
 
 
 @pytest.mark.usefixtures("no_punching")
+@pytest.mark.slow
 async def test_strangers_get_short_circuits_and_leave_room_for_members() -> None:
     members: set[PeerKey] = set()
     rules = RelayRules(strangers=StrangerRules(to_one=1), stranger_s=4.0, circuit_s=100.0)
