@@ -17,7 +17,9 @@ def seen_in_ps(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
-@pytest.mark.parametrize("way", ["-", "--ticket-file", "SWARM_TICKET"])
+@pytest.mark.parametrize(
+    "way", ["-", *(pytest.param(way, marks=pytest.mark.long) for way in ("--ticket-file", "SWARM_TICKET"))]
+)
 def test_17_ticket_stays_out_of_the_process_list(arena: Arena, way: str, tmp_path: Path) -> None:
     file = tmp_path / "ticket"
     file.write_text(arena.ticket + "\n")

@@ -30,6 +30,7 @@ def test_mutated_routes_are_refused_or_are_other_routes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_more() -> None:
     for coder in ("rice", "pco", "values"):
         assert fuzz_payloads(coder, n=10_000, seed=2).cases == 10_000

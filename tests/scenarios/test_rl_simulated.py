@@ -198,6 +198,7 @@ def test_continuous_batching_leaves_no_row_idle_when_lengths_differ(small: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_rl_wan_reports_its_comparisons(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--compute", str(small), "--size", "tiny", "--gbit", "0.02", "--regions", "1", "--regions", "4"]
     plot = tmp_path / "wan.png"

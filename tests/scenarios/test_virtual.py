@@ -174,6 +174,7 @@ def test_three_steps_of_64_nodes_cost_the_trainer_one_copy_each(congestion: str)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_trainer_with_more_uplink_than_its_nodes_sends_one_copy() -> None:
     result = step(gather(Crowd(64, trainer_mbit=1000.0), 0), 100 << 20)
     assert result.missing == 0

@@ -10,7 +10,7 @@ from test_tools import SIGNS, STOP, TAGS, files
 
 from scenarios.harness.environments import environment
 
-pytestmark = pytest.mark.conformance
+pytestmark = [pytest.mark.conformance, pytest.mark.long]
 
 HOST = Path(__file__).parents[3] / "scenarios" / "conformance" / "agents_host.py"
 WITHIN_S = 300.0

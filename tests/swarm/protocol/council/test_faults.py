@@ -16,12 +16,8 @@ def test_nothing_is_lost_and_never_two_lead() -> None:
     assert sorted(takeovers)[len(takeovers) // 2] < TIMING.takeover_s
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [pytest.param("the ballot is not always stored", marks=pytest.mark.slow), "less than a majority stores"],
-)
-def test_a_planted_bug_is_found(bug: str) -> None:
-    assert steps_to_find(bug, 300_000) > 0
+def test_a_planted_bug_is_found() -> None:
+    assert steps_to_find("less than a majority stores", 300_000) > 0
 
 
 @pytest.mark.long
