@@ -46,7 +46,7 @@ test: install ## the everyday tests, at most five minutes: WORKERS=3 at a time
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
 	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
-	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(SERVER_WORKERS) --dist loadgroup $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(SERVER_WORKERS) --dist loadfile $(PYTEST_FLAGS)
 	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS)
 
 test-long: install ## those for which CI has no time

@@ -40,13 +40,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed, and so has no test")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, tests that share an inference server have one worker: those of a file, and those of
-    these files."""
-    for item in items:
-        path = item.path.relative_to(item.config.rootpath).as_posix()
-        item.add_marker(pytest.mark.xdist_group("sglang" if path in _SHARE_AN_SGLANG else path))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, the tests of these files have one worker, too, because they share an inference server.
+
+    `--dist loadgroup` groups nothing: of xdist 3.8, pytest 9.2 does not take the names of the groups.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "sglang" if file in _SHARE_AN_SGLANG else file
+
+    return ByServer(config, log)
 
 
 _SHARE_AN_SGLANG: Final = {

@@ -155,6 +155,7 @@ def test_a_vllm_that_keeps_old_keys_replays_what_one_version_drew(live):
         live.engine.policy = "recompute"
 
 
+@pytest.mark.long
 def test_a_version_in_the_middle_of_a_replay_is_an_error(live):
     sampling = sampling_of(tokens=300)
     (drawn,) = live.generate(PROMPTS[:1], sampling)
