@@ -126,6 +126,7 @@ async def test_10_key_is_checked_before_the_body(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("whole", [HELD, SENT] if FULL else [SENT])
+@pytest.mark.long
 async def test_bodies_with_a_key_are_bounded_together(gateway: Gateway, whole: bool) -> None:
     async with observed(gateway.arena) as observer:
         grew = await bodies(gateway, 100, API_KEY, whole=whole)

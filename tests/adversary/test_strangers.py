@@ -164,6 +164,7 @@ async def test_connection_flood(arena: Arena) -> None:
     assert arena.process().descriptors < 1000
 
 
+@pytest.mark.long
 async def test_bulk_streams_of_strangers(arena: Arena) -> None:
     """Each stranger opens a control stream and five bulk streams, and sends nothing. A regression: each stream polled
     fifty times a second whether its peer was admitted, so the loop only ran timers and members' leases ended."""

@@ -24,6 +24,7 @@ def test_a_lossy_path_is_used() -> None:
     assert row["share_after"] > 0.4
 
 
+@pytest.mark.long
 def test_an_edge_that_was_idle_is_measured_against_a_warm_one() -> None:
     row = measure(replace(ROWS["idle"], idle_s=3))
     assert row["cold_s"] < 3
