@@ -178,6 +178,7 @@ def test_one_step_ahead_hides_the_transfer_of_a_delta(small: Path) -> None:
     assert train(run, Wan(2.0, (0.05, 0.1)), steps=3, warm=2) == ours, "the same seed gives the same run"
 
 
+@pytest.mark.slow
 def test_status_shows_the_share_of_useful_time_that_the_engines_count(small: Path) -> None:
     run = Compute(small).run("tiny", grain=1)
     waiting = train(run, Wan(2.0, (0.05, 0.1)), max_lag=0, steps=2, warm=1)

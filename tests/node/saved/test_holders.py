@@ -197,6 +197,7 @@ async def test_a_holder_that_lies_is_found_out_and_another_one_is_asked(tmp_path
         assert read(tmp_path / "out") == CONTENT
 
 
+@pytest.mark.slow
 async def test_when_too_many_lie_nothing_is_written(tmp_path: Path) -> None:
     async with bench(tmp_path, nodes=1) as made:
         for _ in range(3):

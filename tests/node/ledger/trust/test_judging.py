@@ -42,11 +42,12 @@ def swarm(cheat: type[Player], honest: int = 6, **settings) -> tuple[list[Player
 @pytest.mark.parametrize(
     ("cheat", "why"),
     [
-        pytest.param(Stale, "the version before", marks=pytest.mark.slow),
-        pytest.param(NeverEnds, "not drawn as they were leased", marks=pytest.mark.slow),
+        (Stale, "the version before"),
+        (NeverEnds, "not drawn as they were leased"),
         (Cold, "not drawn as they were leased"),
     ],
 )
+@pytest.mark.slow
 def test_a_cheat_is_found_by_evidence_and_no_honest_node(cheat, why):
     players, found, arena = swarm(cheat, honest=8, check_share=1.0)
     assert arena.play(800, until=found)
