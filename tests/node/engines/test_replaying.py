@@ -49,7 +49,7 @@ SAMPLINGS = {
     "not portable": SamplingParams(12, top_p=0.95, seed=7),
 }
 SAMPLED = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-ARITHMETIC = pytest.mark.parametrize("arithmetic", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+ARITHMETIC = pytest.mark.parametrize("arithmetic", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 
 
 def replaying(folder: Any, arithmetic: Any = "float32", **more: Any) -> TransformersEngine:

@@ -113,6 +113,7 @@ def test_the_size_of_a_step(found: Reckoned) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_denser_step_takes_more_bytes_and_fewer_bits_a_change(found: Reckoned) -> None:
     denser = reckon(shapes_of("qwen3-1.7b"), density=0.025)
     assert denser.delta_bytes > 1.9 * found.delta_bytes

@@ -94,6 +94,7 @@ def test_two_ranks_shard_refuse_coalesce_and_go_back(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.long
 def test_a_mixture_of_experts_is_published_as_its_checkpoint_names_it(tmp_path: Path, world: int):
     """Four experts of one parameter, over two and three ranks: by experts, across them, and with adapters merged."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM

@@ -37,7 +37,8 @@ def test_attaching_on_rank_0_only_names_the_others(tmp_path: Path):
     assert error.startswith("SwarmTimeout: Ranks 1 and 2 of 3 have not called Swarm.attach within")
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.long
 def test_a_rank_that_is_killed_is_named_at_once(tmp_path: Path, victim: int):
     with running(tmp_path, FakeSeed(base())):
         found = run_ranks(

@@ -43,7 +43,7 @@ def swarm(cheat: type[Player], honest: int = 6, **settings) -> tuple[list[Player
     ("cheat", "why"),
     [
         (Stale, "the version before"),
-        (NeverEnds, "not drawn as they were leased"),
+        pytest.param(NeverEnds, "not drawn as they were leased", marks=pytest.mark.long),
         (Cold, "not drawn as they were leased"),
     ],
 )
@@ -93,14 +93,15 @@ def large_margins(answer: JudgeAnswer) -> JudgeAnswer:
     return msgspec.structs.replace(answer, margins=pack_floats([0.5] * (len(answer.margins) // 4)))
 
 
-LIES = {"scores": scores_off(-1.0), "slopes": against_the_step, "margins": large_margins}
-LIES_OF_MANY = [
-    pytest.param(lie, id=name, marks=[] if name == "slopes" else [pytest.mark.long]) for name, lie in LIES.items()
+LIES = [
+    pytest.param(scores_off(-1.0), id="scores", marks=pytest.mark.long),
+    pytest.param(against_the_step, id="slopes"),
+    pytest.param(large_margins, id="margins", marks=pytest.mark.long),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+@pytest.mark.parametrize("lie", LIES)
 def test_a_checker_that_lies_alone_is_found_and_harms_nobody(lie):
     model = Model()
     honest, liar = [Player(i, model) for i in range(8)], Lies(Player(8, model), lie)
@@ -111,7 +112,7 @@ def test_a_checker_that_lies_alone_is_found_and_harms_nobody(lie):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lie", LIES_OF_MANY)
+@pytest.mark.parametrize("lie", LIES)
 def test_half_of_the_checkers_that_tell_the_same_lie_harm_nobody(lie):
     """Nine nodes: each honest one has eight checkers, of which four lie."""
     model = Model()
