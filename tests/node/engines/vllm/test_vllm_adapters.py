@@ -259,6 +259,7 @@ def test_scores_margins_and_replays_are_the_adapters(one: Bench) -> None:
     assert judged.previous == ()
 
 
+@pytest.mark.long
 def test_an_update_of_the_base_keeps_the_adapters(one: Bench) -> None:
     a = three(one.replica.layout)[0]
     set_adapter(one, a, 0)
@@ -278,6 +279,7 @@ def test_an_update_of_the_base_keeps_the_adapters(one: Bench) -> None:
     assert one.greedy(PROMPTS, TOKENS, "a") == after
 
 
+@pytest.mark.long
 def test_a_dropped_adapters_sequences_fail_and_no_others(one: Bench) -> None:
     a, b, _ = three(one.replica.layout)
     set_adapter(one, a, 0)

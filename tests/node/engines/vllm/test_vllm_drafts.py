@@ -40,6 +40,7 @@ def drafted(untied: Path, draft: Path, python: Path, tmp_path_factory: pytest.Te
         yield live
 
 
+@pytest.mark.long
 def test_both_models_take_versions_in_one_commit(drafted: Bench, draft: Path, python: Path, tmp_path: Path) -> None:
     live = drafted
     assert live.engine.classes.loaded == {}

@@ -13,6 +13,7 @@ PROMPTS = [list(range(3 + i, 40 + i)) for i in range(3)]
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 def test_repacked_experts_follow_in_place(python: Path, fresh, tmp_path: Path) -> None:
     """Also experts whose rows the kernel pads; also after everything was loaded again, by the kernel's own code."""
     folder = make_experts(tmp_path / "experts", narrow=48)

@@ -63,6 +63,7 @@ def test_reported_log_probabilities_are_those_before_the_noise(one):
         np.testing.assert_allclose(found, completion.logprobs, atol=ROUNDING)
 
 
+@pytest.mark.long
 def test_the_same_request_gives_the_same_tokens_alone_and_in_a_batch(one):
     """Up to the first place where two tokens were tied within rounding: a batch of other rows rounds otherwise."""
     sampling = sampling_of()

@@ -14,7 +14,7 @@ from node.engines.base import PROMPT_LOGPROBS, Prompt, SamplingOptions, Sampling
 from node.engines.prompt_scores import is_scores, read_scores
 from scenarios.engines.engine_models import step_of
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 PIECE = 16
 """Tokens that it reads in one step."""

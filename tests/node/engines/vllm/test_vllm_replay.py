@@ -140,6 +140,7 @@ def test_spans_of_two_versions_replay_each_under_its_own(live):
         assert unlike(early, one, stale) > early.tokens // 2
 
 
+@pytest.mark.long
 def test_a_vllm_that_keeps_old_keys_replays_what_one_version_drew(live):
     """Also right after a commit beside a sequence that goes on with the keys of the version before it."""
     live.engine.policy = "continue"
