@@ -1,5 +1,6 @@
 """What all tests share: thread counts for two busy cores, hypothesis profiles, and `--no-skips`."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -32,12 +33,20 @@ settings.register_profile(
 settings.register_profile("fuzz", deadline=None, max_examples=2000, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
 
+gc.disable()  # until all tests are collected: what is imported until then stays
+
 from scenarios.harness import forked  # noqa: E402 - it keeps the environment, which is complete here
 from scenarios.harness.processes import Processes  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed, and so has no test")
+
+
+def pytest_collection_finish() -> None:
+    """From here on, no garbage collection looks at the modules and tests that there are, a million objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
