@@ -28,6 +28,13 @@ DISCARDED_FOR: Final = (Reason.WRONG_REWARD, Reason.DISPUTED)
 handed over: the author could not compute its reward (its worker was killed, say), and two other nodes could."""
 
 
+FORGOTTEN_FOR: Final = Reason.TOO_OLD
+"""The reason for which the ledger may discard a sample of a group that *was* handed over. A seed that is killed before it
+has written that a group was taken has the group in its book for good, and has its samples generated again, for nobody,
+once they are too old for a trainer. A trainer that asks for the group again gets it with other samples, which `read`
+finds."""
+
+
 class Miscounted(UsageError):
     """A rollout was lost or counted twice. The text says which."""
 
@@ -80,16 +87,19 @@ class Counting:
         `Miscounted`."""
         found: dict[tuple[bytes, int], bytes] = {}
         discarded: set[tuple[bytes, int]] = set()
+        forgotten: set[tuple[bytes, int]] = set()
         with closing(sqlite3.connect(f"file:{self._book}?mode=ro", uri=True, timeout=20.0)) as book:
             for group, samples, why in book.execute("select grp, samples, why from requeues where lease is null"):
                 if why in DISCARDED_FOR:
                     discarded |= {(group, sample) for sample in msgpack.decode(samples)}
+                elif why == FORGOTTEN_FOR and group in self._groups:
+                    forgotten |= {(group, sample) for sample in msgpack.decode(samples)}
             for group, sample, sealed in book.execute("select grp, sample, sealed from rollouts"):
                 found[group, sample] = blake3(sealed).digest(16)
-        self.discarded = len(discarded)
+        self.discarded, explained = len(discarded), discarded | forgotten
         for (group, sample), digest in self._kept.items():
             now = found.get((group, sample))
-            if now == digest or (group, sample) in discarded:
+            if now == digest or (group, sample) in explained:
                 continue
             if now is not None:
                 raise Miscounted(f"the seed's book replaced sample {sample} of group {group.hex()}")

@@ -41,7 +41,7 @@ SAMPLES: Final = 2
 TOKENS: Final = 16
 """Of a sample: about 100 random bits."""
 MAX_LAG: Final = 64
-"""No rollout of these runs becomes too old: a rollout that is missing is then one that was lost."""
+"""No rollout of a group that is to be handed over becomes too old: one that is missing is then one that was lost."""
 PAUSE_S: Final = 0.5
 """Between two rounds."""
 GROUP_WITHIN_S: Final = 120.0

@@ -93,6 +93,20 @@ def test_a_rollout_is_replaced_only_after_the_ledger_discarded_it(counting: Coun
     assert counting.discarded == 1
 
 
+def test_what_was_handed_over_may_become_too_old_in_the_book_of_a_seed_that_was_killed(counting: Counting) -> None:
+    name, samples = group_id(session_of(0), 0), msgpack.encode((0,))
+    execute(counting, "insert into rollouts values (?, 0, x'01')", name)
+    counting.compare_book()
+    execute(counting, "update rollouts set sealed = x'02'")
+    execute(counting, "insert into requeues values (null, ?, ?, ?)", name, samples, Reason.TOO_OLD.value)
+    with pytest.raises(Miscounted, match="replaced"):
+        counting.compare_book()
+    write(counting, group(0, [1], [2]))
+    counting.read()
+    assert counting.compare_book() == 1
+    assert counting.discarded == 0
+
+
 def test_half_a_line_of_the_journal_is_read_when_it_is_whole(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text('{"ended": 0}\n{"ended"')
     lines, at = lines_of(tmp_path / "journal")
