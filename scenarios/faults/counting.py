@@ -29,10 +29,9 @@ handed over: the author could not compute its reward (its worker was killed, say
 
 
 FORGOTTEN_FOR: Final = Reason.TOO_OLD
-"""The reason for which the ledger may discard a sample of a group that *was* handed over. A seed that is killed before it
-has written that a group was taken has the group in its book for good, and has its samples generated again, for nobody,
-once they are too old for a trainer. A trainer that asks for the group again gets it with other samples, which `read`
-finds."""
+"""The reason for which the ledger may discard a sample of a group that *was* handed over. A seed that is killed before
+it has written that a group was taken keeps the group, and has its samples generated again, for nobody, once they are
+too old. A trainer that asks for the group again would get it with other samples, which `read` finds."""
 
 
 class Miscounted(UsageError):
