@@ -96,7 +96,7 @@ def strike_all(run: LongRun, instants: int, seed: int, only: Sequence[str], foun
     rng = random.Random(seed)
     while len(found) < instants:
         kind = rng.choice(only or KINDS)
-        actor = rng.choice([actor for actor in run.actors if actor.kind == kind])
+        actor = _chosen(rng, run, kind)
         run.publish()
         began = time.monotonic()
         _sleep_until(began + rng.uniform(0.0, LATEST_S))
@@ -116,6 +116,14 @@ def strike_all(run: LongRun, instants: int, seed: int, only: Sequence[str], foun
         _recover(run, actor, killed_wall)
         found[-1].recovery_s = time.monotonic() - killed_at
         _tell(found[-1], instants, run)
+
+
+def _chosen(rng: random.Random, run: LongRun, kind: str) -> Actor:
+    """An actor of this kind. Of the workers, one that runs, if any does: a node starts none before it has work, and
+    faster nodes may take all of these small rounds."""
+    actors = [actor for actor in run.actors if actor.kind == kind]
+    running = [actor for actor in actors if kind == "worker" and run.pid(actor) is not None]
+    return rng.choice(running or actors)
 
 
 def _strike(run: LongRun, actor: Actor, phase: str, began: float, found: list[Instant]) -> None:
