@@ -10,6 +10,8 @@ SERVER_WORKERS ?= 2
 HEAVY := (slow or adversary or foreign or conformance) and not (alone or vllm or sglang or long or gpu)
 SERVERS := (vllm or sglang) and not (alone or long or gpu)
 ALONE := alone and not (long or gpu)
+# The files that have one of these marks. To import all of them takes as long as a minute of tests.
+marked = $$(grep -rlwE --include='test_*.py' 'mark[.]($(1))' tests | sort)
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
@@ -45,9 +47,9 @@ test: install ## the everyday tests, at most five minutes: WORKERS=3 at a time
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
-	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
-	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(SERVER_WORKERS) --dist loadfile $(PYTEST_FLAGS)
-	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS) $(call marked,slow|adversary|foreign|conformance)
+	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(SERVER_WORKERS) --dist loadfile $(PYTEST_FLAGS) $(call marked,vllm|sglang)
+	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS) $(call marked,alone)
 
 test-long: install ## those for which CI has no time
 	$(BIN)/pytest -m long --no-skips $(PYTEST_FLAGS)

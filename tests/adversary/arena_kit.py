@@ -27,7 +27,7 @@ from scenarios.harness.swarm import Swarm, swarm_in
 from scenarios.harness.usage import ProcessUsage
 
 MIB = 1 << 20
-FLOOD_S = float(os.environ.get("ADVERSARY_SECONDS", "4"))
+FLOOD_S = float(os.environ.get("ADVERSARY_SECONDS", "3"))
 """How long floods last: seconds in CI's short form, more under `make adversary`."""
 FULL = FLOOD_S > 10
 """Run every attack (`make adversary`); otherwise only the most expensive ones, to save time in CI."""

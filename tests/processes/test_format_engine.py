@@ -12,7 +12,7 @@ from node.engines.base import SamplingParams
 from node.trainers.api import Swarm
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, swarm_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")]
 
 FORM = FORMATS["int4-group-e8"]
 VERSIONS = 5

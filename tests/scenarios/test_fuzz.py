@@ -18,8 +18,8 @@ from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Target, World
 from scenarios.fuzz.targets import TARGETS, target_of
 
-SECONDS = 5.0
-LEAST = 300
+SECONDS = 2.5
+LEAST = 150
 """Distinct (kind, field, mutation) that each target must try in that time, even on a busy machine."""
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer
 
 from node.engines.base import Prompt, SamplingOptions, SamplingParams
@@ -29,6 +30,22 @@ OPTIONS = {
         logit_bias=((70, 2.0),), banned=((71, 72),),
     ),
 }  # fmt: skip
+
+
+HOWS: list[dict[str, float]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 4},
+    {"temperature": 0.8, "top_p": 0.9},
+]
+
+
+def option_cells() -> list[Any]:
+    """Each (name of options, how to draw). CI draws with each of them in one way."""
+    return [
+        pytest.param(name, how, id=f"{name}-how{j}", marks=() if i % len(HOWS) == j else pytest.mark.long)
+        for i, name in enumerate(OPTIONS)
+        for j, how in enumerate(HOWS)
+    ]
 
 
 def transformers_engine(folder: Path) -> Any:

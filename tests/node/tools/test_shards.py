@@ -1,6 +1,7 @@
 """`delta --shapes --shards`: which ranks need which blocks, by hand and against every weight of small models."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -96,6 +97,7 @@ def test_a_rank_has_all_blocks_with_one_of_its_rows_and_no_others(rows: int, sha
         assert {min(needed), max(needed)} == {(ranks & -ranks).bit_length() - 1, ranks.bit_length() - 1}
 
 
+@cache
 def coded(shapes: Shapes, density: float) -> tuple[list[BlockDelta], int]:
     """A really coded step of a small model, and how many elements it changes."""
     rng, found, changed, block = np.random.default_rng(5), list[BlockDelta](), 0, 0

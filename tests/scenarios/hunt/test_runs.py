@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 KEPT = sorted((Path(__file__).parent / "schedules").glob("*.json"))
+LONG = {"the_last_copy_was_on_its_way", "the_replay_waited_for_dropped_chunks", "worked_before_the_welcome"}
 
 
 def hunt(*arguments: str) -> dict[str, Any]:
@@ -29,7 +30,9 @@ def test_a_short_hunt_finds_nothing_and_a_seed_gives_the_same_run() -> None:
     }
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=pytest.mark.long if p.stem in LONG else ()) for p in KEPT]
+)
 @pytest.mark.slow
 def test_what_a_hunt_once_found_stays_repaired(path: Path) -> None:
     assert hunt("--schedule", str(path))["violations"] == []

@@ -12,7 +12,7 @@ from scenarios.sim import partition
     [
         [],
         pytest.param(["--one-way", "in"], marks=pytest.mark.slow),
-        pytest.param(["--one-way", "out"], marks=pytest.mark.slow),
+        pytest.param(["--one-way", "out"], marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_those_who_were_cut_off_return_as_fast_as_new_nodes_join(

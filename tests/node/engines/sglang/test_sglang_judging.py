@@ -31,6 +31,8 @@ HOW = {
     "several": {"top_k": 50, "top_p": 0.9, "temperature": 1.3, "presence_penalty": 1.0, "repetition_penalty": 1.2},
     "least": {"min_tokens": 14, "logit_bias": ((70, 9.0),), "stop_tokens": (70,)},
 }
+IN_CI = ("plain", "several")
+HOWS = [how if how in IN_CI else pytest.param(how, marks=pytest.mark.long) for how in HOW]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def claims_of(engine: Any, drawn_by: SamplingParams, **more: Any) -> tuple[list[
     return claims, [completion.logprobs for completion in found]
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", HOWS)
 def test_honest_tokens_are_scored_in_one_pass_by_any_engine(one, other, how: str):
     sampling = sampling_of(**HOW[how])
     for author in (one, other):
@@ -88,7 +90,7 @@ def test_the_probe_finds_that_rows_round_alike_and_the_class_is_named(one):
     assert found.endswith("/blocks/tp1")
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", HOWS)
 def test_honest_draws_replay_bit_for_bit_beside_other_sequences(one, how: str):
     sampling = sampling_of(**HOW[how])
     beside = one.begin([Prompt((9, 8, 7), 55), Prompt((9, 8), 56)], SamplingParams(max_tokens=30, top_p=0.8, seed=5))

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from options_kit import OPTIONS, PROMPT, WITHIN, check_allowed, check_stop_text, draw, largest_difference
+from options_kit import OPTIONS, PROMPT, WITHIN, check_allowed, check_stop_text, draw, largest_difference, option_cells
 
 from node.engines.base import (
     JUDGES,
@@ -23,10 +23,7 @@ from node.engines.vllm.invariance import class_of, is_invariant
 pytestmark = pytest.mark.sglang
 
 
-@pytest.mark.parametrize(
-    "how", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.8, "top_p": 0.9}]
-)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "how"), option_cells())
 def test_log_probabilities_are_those_of_the_distribution_that_the_options_leave(
     one, other, name: str, how: dict[str, float]
 ):

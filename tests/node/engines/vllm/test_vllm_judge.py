@@ -107,7 +107,8 @@ def test_scores_under_the_version_before_and_then_the_same_bits(one):
     claims = claims_of(one, sampling, previous=True)
     before = [one.score(claim.prompt, claim.token_ids, sampling) for claim in claims]
     one.update(step_of(one.replica, 901, 0.02))
-    running = one.begin(PROMPTS, SamplingParams(max_tokens=400, temperature=0.0))
+    greedy = SamplingParams(max_tokens=120, temperature=0.0)
+    running = one.begin(PROMPTS, greedy)
     time.sleep(0.3)
     found = one.judge(claims)
     assert [judgement.previous for judgement in found] == [pytest.approx(scores, abs=0.02) for scores in before]
@@ -115,9 +116,7 @@ def test_scores_under_the_version_before_and_then_the_same_bits(one):
         assert judgement.version == (0, one.version)
         assert np.abs(np.subtract(judgement.previous, judgement.scores)).mean() > 0.01
     assert (one.engine.live_hashes() == one.replica.hashes).all()
-    assert [c.token_ids for c in running.result(WITHIN_S)] == [
-        c.token_ids for c in one.begin(PROMPTS, SamplingParams(max_tokens=400, temperature=0.0)).result(WITHIN_S)
-    ]
+    assert [c.token_ids for c in running.result(WITHIN_S)] == [c.token_ids for c in one.generate(PROMPTS, greedy)]
     assert one.engine.poisoned is None
 
 
@@ -241,7 +240,9 @@ def wait_lost(live: Any) -> None:
     assert live.lost
 
 
-@pytest.mark.parametrize("where", ["undoing", "scoring", "restoring", "wrong"])
+@pytest.mark.parametrize(
+    "where", ["undoing", "wrong", *(pytest.param(where, marks=pytest.mark.long) for where in ("scoring", "restoring"))]
+)
 def test_a_failure_in_a_rewind_stops_the_engine_until_it_is_reloaded(tearing, where: str):
     claims = tear(tearing, where)
     assert "version before" in str(tearing.engine.poisoned)

@@ -12,6 +12,7 @@ from options_kit import (
     check_stop_text,
     draw,
     largest_difference,
+    option_cells,
     transformers_engine,
 )
 
@@ -34,10 +35,7 @@ def other(untied: Path) -> Any:
     return transformers_engine(untied)
 
 
-@pytest.mark.parametrize(
-    "how", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.8, "top_p": 0.9}]
-)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "how"), option_cells())
 def test_scores_equal_the_reported_log_probabilities(one, other, name: str, how: dict[str, float]):
     completion, sampling = draw(one, OPTIONS[name], **how)
     assert largest_difference(completion.logprobs, one.score(PROMPT, completion.token_ids, sampling)) <= WITHIN_ITSELF

@@ -118,7 +118,7 @@ def test_a_token_that_is_not_the_winner_has_a_margin(live):
 
 def test_spans_of_two_versions_replay_each_under_its_own(live):
     """A commit inside a sample. What was drawn before it is unlike under the version after it."""
-    sampling = sampling_of(tokens=300)
+    sampling = sampling_of(tokens=120)
     for attempt in range(5):
         begun = live.version
         running = live.begin(PROMPTS[:2], sampling)
