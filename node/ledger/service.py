@@ -234,7 +234,10 @@ class LedgerService:
     # ------------------------------------------------------------ from the swarm
 
     def member_up(self, node: bytes) -> None:
-        """`node` holds a live membership lease."""
+        """`node` joined. A member that joins again is most likely a process that was started again."""
+        if node in self._ledger.members:
+            self._ledger.quarantine.rewards.joined_again(node, self._clock())
+            self._wake()
         self._ledger.member_up(node)
 
     def member_lost(self, node: bytes) -> None:

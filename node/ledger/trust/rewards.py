@@ -91,7 +91,7 @@ class OpenRewardCheck:
     """By node that answered: its reward."""
     declined: set[bytes] = field(default_factory=set)
     lost: set[bytes] = field(default_factory=set)
-    """Nodes that did not answer in time."""
+    """Nodes that did not answer in time, or joined anew meanwhile."""
     repeated: set[bytes] = field(default_factory=set)
     """Nodes that were asked again, because nobody else was left and the question or its answer may have been lost."""
 
@@ -220,9 +220,12 @@ class RewardChecks:
         """`node` has not answered in time."""
         if node not in check.lost:
             check.lost.add(node)
-            self._lost[node] += 1
-            if self._lost[node] >= SILENT:
-                self._silent_until[node] = now + SILENT_S
+            self._count_lost(node, now)
+
+    def _count_lost(self, node: bytes, now: float) -> None:
+        self._lost[node] += 1
+        if self._lost[node] >= SILENT:
+            self._silent_until[node] = now + SILENT_S
 
     def _refresh(self) -> None:
         nodes = (self._transitions.nodes[key] for key in self._members if key in self._transitions.nodes)
@@ -314,6 +317,17 @@ class RewardChecks:
                 check.declined.add(node)
                 self._answered(node)
                 self._to_ask[check.id] = check
+
+    def joined_again(self, node: bytes, now: float) -> None:
+        """`node` is most likely a new process, which was asked nothing yet: others are asked in its place, or it is
+        asked once more. However many questions it lost, they count as one that it left unanswered."""
+        checks = [check for check in self.open.values() if node in check.unanswered and node not in check.lost]
+        for check in checks:
+            check.lost.add(node)
+            check.asked_at[node] = -math.inf
+            self._to_ask[check.id] = check
+        if checks:
+            self._count_lost(node, now)
 
     def _end(self, check: OpenRewardCheck, now: float) -> None:
         """Nobody is left to ask, or the time is over."""

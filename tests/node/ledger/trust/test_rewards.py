@@ -9,10 +9,12 @@ from ledger_kit import ALICE, BOB, CAROL, DAVE, KEY_OF, PROMPT, SAMPLING, ask, d
 
 from node.engines.base import OPTIONS, RewardAsked, SamplingParams
 from node.ledger.messages import Reason, RewardAnswer, RewardClaim, open_rollout, seal_rollout, work_hash
+from node.ledger.reward_messages import AskReward
 from node.ledger.rules import Ledger
+from node.ledger.service import LedgerService
 from node.ledger.state import LiveLease
 from node.ledger.terms import PLAIN, Terms
-from node.ledger.trust.rewards import AT_A_TIME, LOOK_S, LOST_S, OpenRewardCheck
+from node.ledger.trust.rewards import AT_A_TIME, LOOK_S, LOST_S, SILENT, OpenRewardCheck
 
 REWARDED = SAMPLING.with_options(reward=RewardAsked("r", b'{"answer":"42"}'))
 ONE, OTHER = "1" * 16, "2" * 16
@@ -265,6 +267,75 @@ def test_a_node_that_does_not_answer_is_passed_over_after_a_while() -> None:
     assert scene.counts == (1, 0, 0, 0)
     scene.answer(second, check, WRONG)  # nobody asks any more
     assert scene.counts == (1, 0, 0, 0)
+
+
+def test_a_node_that_joins_again_was_asked_nothing_so_another_is_asked_at_once() -> None:
+    scene = Scene(ALL)
+    scene.deliver(scene.lease(ALICE))
+    [(first, check)] = scene.due()
+    scene.rewards.joined_again(first, scene.now)
+    [(second, again)] = scene.due()
+    assert (again, second not in {ALICE, first}) == (check, True)
+    scene.answer(second, check)
+    assert scene.counts == (1, 0, 0, 0)
+    assert not scene.rewards.waiting
+
+
+def test_the_service_asks_another_node_when_one_that_was_asked_joins_again() -> None:
+    scene = Scene(ALL)
+    service = LedgerService(
+        scene.ledger, None, None, clock=lambda: scene.now,  # pyright: ignore - neither is written nor sent to here
+        is_member=lambda node: node in ALL,
+    )  # fmt: skip
+
+    def asked() -> list[bytes]:
+        return [node for node, message in service.begin_turn().outbox if isinstance(message, AskReward)]
+
+    scene.deliver(scene.lease(ALICE))
+    [first] = asked()
+    service.member_up(next(node for node in ALL if node not in (ALICE, first)))  # which was asked nothing
+    assert asked() == []
+    service.member_up(first)
+    [second] = asked()
+    assert second not in (ALICE, first)
+
+
+def test_a_node_that_joins_again_is_asked_once_more_where_there_is_no_other() -> None:
+    scene = Scene({ALICE: ONE, BOB: ONE})
+    scene.deliver(scene.lease(ALICE))
+    [(_, check)] = scene.due()
+    scene.rewards.joined_again(BOB, scene.now)
+    assert scene.due() == [(BOB, check)]
+    scene.wait(LOST_S - 2.0)
+    assert scene.due() == [], "now it has time to answer"
+    scene.answer(BOB, check)
+    assert scene.counts == (1, 0, 0, 0)
+
+
+def test_a_node_that_joins_again_and_again_is_taken_for_one_that_does_not_answer() -> None:
+    scene = Scene({ALICE: ONE, BOB: ONE})
+    scene.deliver(scene.lease(ALICE))
+    for _ in range(2):
+        [(node, _)] = scene.due()
+        scene.rewards.joined_again(node, scene.now)
+    assert scene.due() == []
+    assert scene.counts == (0, 1, 0, 0)
+
+
+def test_a_node_that_joins_again_to_answer_nothing_is_soon_not_asked() -> None:
+    scene = Scene({ALICE: ONE, BOB: ONE, CAROL: ONE}, n=200)
+    lease, asked = scene.lease(ALICE, 200), 0
+    for sample in range(100):
+        scene.deliver(lease, sample)
+        while due := scene.due():
+            for node, check in due:
+                if node == BOB:
+                    asked += 1
+                    scene.rewards.joined_again(BOB, scene.now)
+                else:
+                    scene.answer(node, check)
+    assert asked == SILENT
+    assert scene.counts == (100, 0, 0, 0)
 
 
 def test_a_node_that_never_answers_holds_up_a_few_groups_and_then_none() -> None:
