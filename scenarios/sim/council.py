@@ -4,10 +4,12 @@
     python -m scenarios.sim.council_bugs                # each planted bug must be found
 
 A step is one event applied to one machine. At every effect of a step the machine may die, before or after. Messages are
-lost, doubled, delayed and so reordered; paths are cut in one direction or both; machines freeze for longer than a
-lease, restart with their disk, with or without a new clock; clocks run as fast and as slow as the drift allows. Between
-times of faults there are calm ones, in which a leader must be found. What may never happen raises `Violation` (see
-`World.check`); the seed that it names repeats the run.
+lost, doubled, delayed and so reordered, and a snapshot comes again seconds later; paths are cut in one direction or
+both; machines freeze for longer than a lease, restart with their disk, with or without a new clock; clocks run as fast
+and as slow as the drift allows. Failures come together: there are times in which machines die ten times as often, and
+times in which leaders are cut off just when they, or a majority, have stored an entry. Between times of faults there
+are calm ones, in which a leader must be found. What may never happen raises `Violation` (see `World.check`); the seed
+that it names repeats the run.
 """
 
 import argparse
@@ -44,7 +46,7 @@ from swarm.protocol.council.machine import CouncilMachine
 from swarm.protocol.council.messages import START, Entry, Position
 from swarm.protocol.council.timing import LOOPBACK
 
-__all__ = ["Violation", "World", "run"]
+__all__ = ["Stalled", "Violation", "World", "run"]
 
 TIMING: Final = LOOPBACK
 EPISODE_STEPS: Final = 20_000
@@ -60,6 +62,10 @@ _NO_BALLOT: Final = Ballot(0, b"")
 
 class Violation(AssertionError):
     """Something happened that may never happen."""
+
+
+class Stalled(Violation):
+    """In a calm time something did not happen that must."""
 
 
 @dataclass
@@ -140,6 +146,11 @@ class World:
         self._killed_at: float | None = None
         self._idle_until = 0.0
         """No work is offered before."""
+        self._dying_until = 0.0
+        """Machines die in one of 30 steps until then, and not in one of 300."""
+        self._isolating_until = 0.0
+        """Until then, leaders are now and then cut off just when they have stored an entry, before anybody has it, or
+        when a majority has it."""
         self.at(FAULTS_S, self._begin_calm)
         self.at(0.1, self._fault)
         self.at(0.1, self._offer_work)
@@ -212,7 +223,9 @@ class World:
             effects = self.order(core.apply(event, machine.clock(self.now)))
         except PeerError as error:
             raise self.violation(str(error)) from error
-        dies_at = self.rng.randrange(len(effects)) if not self.calm and self.rng.random() < 0.003 else -1
+        dies_at = -1
+        if not self.calm and self.rng.random() < (0.03 if self.now < self._dying_until else 0.003):
+            dies_at = self.rng.randrange(len(effects))
         delay = 0.0
         for at, effect in enumerate(effects):
             if at == dies_at:
@@ -220,6 +233,8 @@ class World:
                 self._crash_another()
                 break
             delay += self._perform(machine, effect, delay)
+            if isinstance(effect, StoreEntries | Established) and core.leader == core.me:
+                self._isolate_now_and_then(machine)
         machine.busy_until = max(machine.busy_until, self.now + delay)
         self.check()
 
@@ -283,12 +298,16 @@ class World:
         rng = self.rng
         if (from_, to) in self._cut or (not self.calm and rng.random() < 0.02):
             return
-        for _ in range(2 if not self.calm and rng.random() < 0.02 else 1):
-            late = rng.random() * 0.02 if self.calm or rng.random() < 0.97 else rng.expovariate(0.5)
-            self.at(self.now + delay + late, lambda: self._arrive(to, event, disk))
+        late = rng.random() * 0.02 if self.calm or rng.random() < 0.97 else rng.expovariate(0.5)
+        self.at(self.now + delay + late, lambda: self._arrive(from_, to, event, disk))
+        if not self.calm and rng.random() < (0.02 if disk is None else 0.5):  # once more
+            late = rng.random() * (0.02 if disk is None else 2 * TIMING.lease_s)
+            self.at(self.now + delay + late, lambda: self._arrive(from_, to, event, disk))
 
-    def _arrive(self, to: bytes, event: CouncilEvent, disk: VirtualDisk | None) -> None:
+    def _arrive(self, from_: bytes, to: bytes, event: CouncilEvent, disk: VirtualDisk | None) -> None:
         machine = self.machines[to]
+        if (from_, to) in self._cut:
+            return
         if disk is not None:
             if machine.core is None or machine.busy_until > self.now:
                 return  # a snapshot that cannot be taken is lost
@@ -304,7 +323,7 @@ class World:
             return
         machine = rng.choice(list(self.machines.values()))
         other = rng.choice(list(self.machines))
-        match rng.randrange(8):
+        match rng.randrange(10):
             case 0 if machine.core is not None:
                 self.crash(machine)
             case 1:
@@ -320,6 +339,10 @@ class World:
                 self.give(machine, TakeOver())
             case 7:
                 self._restart_one_beside_a_cut()
+            case 8:
+                self._dying_until = self.now + rng.uniform(1.0, 8.0)
+            case 9:
+                self._isolating_until = self.now + rng.uniform(2.0, 12.0)
 
     def _restart_one_beside_a_cut(self) -> None:
         """The leader does not reach one machine, which therefore campaigns; all others restart at once."""
@@ -337,8 +360,15 @@ class World:
         if self._may_crash(machine):
             self.crash(machine, self.rng.random() * 0.05)
 
+    def _isolate_now_and_then(self, machine: VirtualMachine) -> None:
+        if self.now < self._isolating_until and self.rng.random() < 0.3:
+            cut = {(machine.key, peer) for peer in self.machines} | {(peer, machine.key) for peer in self.machines}
+            self._cut |= cut
+            self.at(self.now + TIMING.lease_s * self.rng.uniform(0.5, 4.0), lambda: self._cut.difference_update(cut))
+
     def _begin_calm(self) -> None:
         self.calm = True
+        self._dying_until = self._isolating_until = 0.0
         self.counts["calm"] += 1
         self._cut.clear()
         told, self._idle_until = len(self.established), 0.0
@@ -352,16 +382,16 @@ class World:
 
     def _expect_progress(self, told: int) -> None:
         if not any(machine.is_leading(self.now) for machine in self.machines.values()):
-            raise self.violation("nobody leads in a calm time")
+            raise self.violation("nobody leads in a calm time", Stalled)
         if len(self.established) <= told:
-            raise self.violation("nothing is established in a calm time")
+            raise self.violation("nothing is established in a calm time", Stalled)
         leader = next(machine for machine in self.machines.values() if machine.is_leading(self.now))
         leader.core, self._killed_at = None, self.now  # killed: the others must take over
         self.at(self.now + CALM_S / 2, lambda: self.boot(leader) if leader.core is None else None)
 
     def _end_calm(self) -> None:
         if self._killed_at is not None:
-            raise self.violation("nobody took over from a leader that died in a calm time")
+            raise self.violation("nobody took over from a leader that died in a calm time", Stalled)
         self.calm = False
         self.at(self.now + FAULTS_S, self._begin_calm)
 
@@ -387,8 +417,8 @@ class World:
 
     # ------------------------------------------------------------ what may never happen
 
-    def violation(self, what: str) -> Violation:
-        return Violation(f"{what} (seed {self.seed}, step {self.steps}, {self.now:.3f} s)")
+    def violation(self, what: str, kind: type[Violation] = Violation) -> Violation:
+        return kind(f"{what} (seed {self.seed}, step {self.steps}, {self.now:.3f} s)")
 
     def check(self) -> None:
         """Never two leaders at one time."""

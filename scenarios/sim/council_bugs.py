@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from scenarios.sim.council import EPISODE_STEPS, Violation, VirtualMachine, World
+from scenarios.sim.council import EPISODE_STEPS, Stalled, Violation, VirtualMachine, World
 from swarm.protocol.council import log_window
 from swarm.protocol.council.events import Ballot, InstallSnapshot, SaveBallot, SnapshotCame, StoreEntries
 from swarm.protocol.council.followers import Followers
@@ -20,7 +20,7 @@ from swarm.protocol.council.machine import CouncilMachine
 from swarm.protocol.council.messages import Ack, Append, AskVote, Entry
 from swarm.protocol.council.timing import Timing
 
-__all__ = ["BUGS", "steps_to_find"]
+__all__ = ["BUGS", "steps_and_violation"]
 
 Bug = Callable[[], Any]
 
@@ -164,8 +164,9 @@ BUGS: Final[dict[str, Bug]] = {
 """By what is wrong: a context manager that plants it."""
 
 
-def steps_to_find(bug: str, most_steps: int, seed: int = 0) -> int:
-    """Steps until the simulation finds this bug. Raises `RuntimeError` when `most_steps` are not enough."""
+def steps_and_violation(bug: str, most_steps: int, seed: int = 0) -> tuple[int, str]:
+    """Steps until the simulation finds this bug, and what it did wrong. That nothing happened in a calm time does not
+    count. Raises `RuntimeError` when `most_steps` are not enough."""
     steps = 0
     rng = random.Random(seed)
     with BUGS[bug]():
@@ -173,8 +174,10 @@ def steps_to_find(bug: str, most_steps: int, seed: int = 0) -> int:
             episode = World(rng.getrandbits(32), rng.choice((3, 3, 5)))
             try:
                 episode.run(min(EPISODE_STEPS, most_steps - steps))
-            except Violation:
-                return steps + episode.steps
+            except Stalled:
+                pass
+            except Violation as violation:
+                return steps + episode.steps, str(violation)
             steps += episode.steps
     raise RuntimeError(f"{most_steps:,} steps did not find: {bug}")
 
@@ -188,7 +191,8 @@ def main() -> int:
     missed = 0
     for name in BUGS:
         try:
-            print(f"{name}: found after {steps_to_find(name, given.steps, given.seed):,} steps", flush=True)
+            steps, violation = steps_and_violation(name, given.steps, given.seed)
+            print(f"{name}: found after {steps:,} steps: {violation}", flush=True)
         except RuntimeError as error:
             print(error, flush=True)
             missed += 1

@@ -3,7 +3,7 @@
 import pytest
 
 from scenarios.sim.council import TIMING, Violation, run
-from scenarios.sim.council_bugs import BUGS, steps_to_find
+from scenarios.sim.council_bugs import BUGS, steps_and_violation
 
 
 def test_nothing_is_lost_and_never_two_lead() -> None:
@@ -17,13 +17,15 @@ def test_nothing_is_lost_and_never_two_lead() -> None:
 
 
 def test_a_planted_bug_is_found() -> None:
-    assert steps_to_find("less than a majority stores", 300_000) > 0
+    steps, violation = steps_and_violation("less than a majority stores", 300_000)
+    assert steps > 0
+    assert "leads without an entry that was acknowledged" in violation
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_each_planted_bug_is_found(bug: str) -> None:
-    assert steps_to_find(bug, 2_000_000) > 0
+    assert steps_and_violation(bug, 2_000_000)[0] > 0
 
 
 def test_a_violation_names_the_seed_that_repeats_it() -> None:
