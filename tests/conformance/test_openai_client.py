@@ -150,7 +150,9 @@ async def test_each_parameter_works_or_is_refused_by_its_name(tmp_path: Path, ca
         await in_sync(url, ask_each)
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+@pytest.mark.parametrize(
+    "strict", [pytest.param(False, id="loose"), pytest.param(True, id="strict", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("case", [CHATS, COMPLETIONS], ids=lambda case: case[0])
 async def test_every_way_of_a_call_gives_the_answer(tmp_path: Path, case: Case, strict: bool):
     """Plain, raw and streaming responses, whole and in parts, with the fewest and with the most parameters."""

@@ -102,10 +102,15 @@ def brief() -> dict[str, Any]:
     }
 
 
-MODELS = (Location, PartialLocation, ColorDetection, CalendarEvent, Query)
+MODELS = (PartialLocation, ColorDetection, CalendarEvent)
+"""For which there is no time every day."""
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model",
+    [Location, Query, *(pytest.param(model, marks=pytest.mark.long) for model in MODELS)],
+    ids=lambda model: model.__name__,
+)
 async def test_an_answer_is_parsed_as_its_model(url: str, model: Any):
     def use(client: OpenAI) -> None:
         answer = client.chat.completions.parse(**brief(), response_format=model)

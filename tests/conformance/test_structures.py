@@ -67,7 +67,9 @@ def _text_of(reply: Any) -> str:
     return Text(writer_files()).decode((), reply.tokens[:-1])
 
 
-@pytest.mark.parametrize("endpoint", ["completions", "chat", "sampling_params"])
+@pytest.mark.parametrize(
+    "endpoint", ["chat", *(pytest.param(other, marks=pytest.mark.long) for other in ("completions", "sampling_params"))]
+)
 async def test_a_text_has_the_structure_that_was_asked_for(write: Asker, endpoint: str):
     forms: list[tuple[dict[str, Any], Callable[[str], Any]]] = [
         ({"structured_outputs": {"json": SCHEMA}}, _fits_schema),
