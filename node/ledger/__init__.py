@@ -19,6 +19,7 @@ Modules:
 - `node_messages`: The conversation of the ledger with its nodes: reads what they send, and queues what they are told
 - `packing`: Token ids and log-probabilities as bytes
 - `part_history`: Which parts of the model each version changed, so that lag is counted by part
+- `recent`: The newest entries of what the ledger must not forget at once, in little memory
 - `report`: The ledger as people and programs see it
 - `reward_messages`: What a node says of a sample's reward, and how another node is asked for the same
 - `rollout_parts`: Rollouts that are larger than one message

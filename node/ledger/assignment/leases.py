@@ -2,12 +2,17 @@
 
 import heapq
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Final
 
 from node.ledger.messages import Reason
+from node.ledger.recent import Recent
 from node.ledger.state import LiveLease
 
-__all__ = ["LeaseTable", "remember"]
+__all__ = ["REASONS", "REASON_CODES", "LeaseTable", "remember"]
+
+REASONS: Final = (None, *Reason)
+"""By code, a byte, in which the ledger remembers them. None: a rollout was accepted."""
+REASON_CODES: Final = {reason: bytes([code]) for code, reason in enumerate(REASONS)}
 
 
 class LeaseTable:
@@ -19,8 +24,7 @@ class LeaseTable:
         """The id and fencing token of the next lease. It only rises, over restarts too."""
         self._deadlines: list[tuple[float, int]] = []
         """A heap of (deadline, lease); the entries of leases that ended or were renewed are skipped."""
-        self._ended: OrderedDict[int, Reason] = OrderedDict()
-        self._remembered = remembered
+        self._ended = Recent(remembered, key_bytes=8, value_bytes=1)
 
     def add(self, lease: LiveLease) -> None:
         """Take in a new lease, or one that the book kept."""
@@ -36,11 +40,12 @@ class LeaseTable:
     def end(self, lease: LiveLease, why: Reason) -> None:
         """Remove `lease`, and remember why."""
         del self.leases[lease.id]
-        remember(self._ended, lease.id, why, self._remembered)
+        self._ended.set(lease.id.to_bytes(8), REASON_CODES[why])
 
     def ended(self, lease: int) -> Reason:
         """Why a lease that is not live ended; `UNKNOWN_LEASE` when that is not remembered."""
-        return self._ended.get(lease, Reason.UNKNOWN_LEASE)
+        code = self._ended.get(lease.to_bytes(8))
+        return (None if code is None else REASONS[code[0]]) or Reason.UNKNOWN_LEASE
 
     def expired(self, now: float) -> LiveLease | None:
         """A lease whose deadline has passed."""

@@ -1,7 +1,7 @@
 """Decides whether a rollout counts, by its lease, its group, the sealed versions and earlier rollouts. Pure."""
 
 import itertools
-from collections import OrderedDict
+import struct
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,9 +13,10 @@ from node.engines.base import MIN_LOGPROB, SamplingParams, Version
 from node.engines.prompt_scores import is_scores
 from node.engines.top_logprobs import is_top
 from node.ledger.assignment.draws import drawn_with, samplings_of
-from node.ledger.assignment.leases import LeaseTable, remember
+from node.ledger.assignment.leases import REASON_CODES, REASONS, LeaseTable
 from node.ledger.messages import Reason, Rollout, VersionSpan
 from node.ledger.part_history import PartHistory
+from node.ledger.recent import Recent
 from node.ledger.routes import has_routes_as_asked
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
@@ -26,8 +27,9 @@ __all__ = ["Acceptance", "fingerprint", "judge", "too_fast"]
 LOGPROB_SLACK: Final = 1e-3
 """Rounding may make a log-probability exceed 0 by this much."""
 
-Key = tuple[int, int]
+_KEY: Final = struct.Struct("<QI")
 """(lease, sample)"""
+_DIGEST_BYTES: Final = 16
 
 
 class Acceptance:
@@ -38,9 +40,9 @@ class Acceptance:
         self._settings = settings
         self._table = table
         self._parts = parts
-        self._verdicts: OrderedDict[Key, tuple[bytes, Reason | None]] = OrderedDict()
-        """By lease and sample: the digest of the signed rollout, and the verdict on it."""
-        self._fingerprints: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
+        self._verdicts = Recent(settings.remembered, _KEY.size, 1 + _DIGEST_BYTES)
+        """By lease and sample: the verdict on the signed rollout, and its digest."""
+        self._fingerprints = Recent(settings.remembered, _DIGEST_BYTES, _DIGEST_BYTES)
         """Fingerprint of accepted tokens -> the random stream (`_owner`) that they were accepted for."""
 
     def __len__(self) -> int:
@@ -49,25 +51,25 @@ class Acceptance:
 
     def earlier_verdict(self, rollout: Rollout, sealed: bytes) -> tuple[Reason | None] | None:
         """The verdict on these very bytes, in a tuple; None: they are new."""
-        known = self._verdicts.get((rollout.lease, rollout.sample))
-        return (known[1],) if known is not None and known[0] == _digest(sealed) else None
+        known = self._verdicts.get(_KEY.pack(rollout.lease, rollout.sample))
+        return (REASONS[known[0]],) if known is not None and known[1:] == _digest(sealed) else None
 
     def verdict_of(self, lease: int, sample: int) -> tuple[Reason | None] | None:
         """The verdict that is remembered of a sample of a lease, in a tuple; None: there is none."""
-        known = self._verdicts.get((lease, sample))
-        return None if known is None else (known[1],)
+        known = self._verdicts.get(_KEY.pack(lease, sample))
+        return None if known is None else (REASONS[known[0]],)
 
     def remember_verdict(self, rollout: Rollout, sealed: bytes, reason: Reason | None) -> None:
         """Remember the verdict on a rollout of a live lease, for its repetitions."""
-        self._remember((rollout.lease, rollout.sample), sealed, reason)
+        self._remember(rollout.lease, rollout.sample, sealed, reason)
 
     def adopt(self, group: Group) -> None:
         """Take in a group that the book kept: its nodes may repeat rollouts whose verdicts they did not receive."""
         for sample, done in group.done.items():
-            self._remember((done.lease, sample), done.sealed, None)
+            self._remember(done.lease, sample, done.sealed, None)
 
-    def _remember(self, key: Key, sealed: bytes, reason: Reason | None) -> None:
-        remember(self._verdicts, key, (_digest(sealed), reason), self._settings.remembered)
+    def _remember(self, lease: int, sample: int, sealed: bytes, reason: Reason | None) -> None:
+        self._verdicts.set(_KEY.pack(lease, sample), REASON_CODES[reason] + _digest(sealed))
 
     def lease_reason(self, node: bytes, rollout: Rollout, *, member: bool) -> Reason | None:
         """None when `rollout` belongs to an open sample of a live lease of `node`."""
@@ -107,12 +109,13 @@ class Acceptance:
             return Reason.TOO_FAST
         own = _owner(rollout, group)
         found = fingerprint(rollout, group, self._settings)
-        return Reason.COPIED if found is not None and self._fingerprints.get(found, own) != own else None
+        known = None if found is None else self._fingerprints.get(found)
+        return Reason.COPIED if known not in (None, own) else None
 
     def accepted(self, group: Group, done: AcceptedRollout) -> None:
         """Remember the tokens of `done`: another sample with the same tokens is a copy."""
         if (found := fingerprint(done.rollout, group, self._settings)) is not None:
-            remember(self._fingerprints, found, _owner(done.rollout, group), self._settings.remembered)
+            self._fingerprints.set(found, _owner(done.rollout, group))
 
 
 def judge(
@@ -149,14 +152,14 @@ def fingerprint(rollout: Rollout, group: Group, settings: Settings) -> bytes | N
     surprise = -float(np.frombuffer(rollout.logprobs, "<f4").sum(dtype=np.float64))
     if group.sampling.temperature == 0.0 or surprise < settings.copy_surprise:
         return None
-    return blake3(len(group.prompt).to_bytes(4, "little") + group.prompt + rollout.token_ids).digest(16)
+    return _digest(len(group.prompt).to_bytes(4, "little") + group.prompt + rollout.token_ids)
 
 
-def _owner(rollout: Rollout, group: Group) -> tuple[bytes, int]:
+def _owner(rollout: Rollout, group: Group) -> bytes:
     """Names the random stream of a sample: with a seed, all samples of this number have the same one."""
-    if group.sampling.extra.seeded:
-        return group.sampling.seed.to_bytes(8, "little"), rollout.sample
-    return group.id, rollout.sample
+    extra = group.sampling.extra
+    stream = b"seed" + group.sampling.seed.to_bytes(8, "little") if extra.seeded else b"group" + group.id
+    return _digest(rollout.sample.to_bytes(4, "little") + stream)
 
 
 def _span_reason(
@@ -198,5 +201,5 @@ def _well_formed(rollout: Rollout, group: Group) -> bool:
     )
 
 
-def _digest(sealed: bytes) -> bytes:
-    return blake3(sealed).digest(16)
+def _digest(data: bytes) -> bytes:
+    return blake3(data).digest(_DIGEST_BYTES)
