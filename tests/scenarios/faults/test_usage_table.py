@@ -59,8 +59,9 @@ def test_what_is_removed_while_it_is_measured_does_not_count(tmp_path: Path, mon
             (tmp_path / "gone").rmdir()
         return scan(path)
 
-    monkeypatch.setattr(os, "scandir", remove_and_scan)
-    assert 100_000 <= folder_bytes(tmp_path) < 150_000
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", remove_and_scan)
+        assert 100_000 <= folder_bytes(tmp_path) < 150_000
     assert not (tmp_path / "gone").exists()
 
 
