@@ -75,6 +75,7 @@ def test_training_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_
     assert result["rollouts"] == 3 * 4 * 4
 
 
+@pytest.mark.long
 def test_training_with_replayed_routes_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_path: Path):
     """The routes of a mixture of experts pass the coder, the leases and the ledger; a node is killed meanwhile."""
     pytest.importorskip("torch")

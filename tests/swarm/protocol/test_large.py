@@ -113,6 +113,7 @@ def test_a_member_that_offers_no_uplink_stays_a_leaf() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_overstated_uplink_is_found_out() -> None:
     """A member offers 800 Mbit/s and has 20: after two versions it has no more children than others of 20 Mbit/s."""
     world, joined = a_swarm(8)

@@ -112,6 +112,7 @@ def test_a_checker_that_lies_alone_is_found_and_harms_nobody(lie):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("lie", LIES)
 def test_half_of_the_checkers_that_tell_the_same_lie_harm_nobody(lie):
     """Nine nodes: each honest one has eight checkers, of which four lie."""
@@ -293,6 +294,7 @@ def test_a_lease_that_the_book_kept_may_be_signed_either_way(tmp_path, player):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_evidence_numbers_and_the_secret_survive_a_restart(tmp_path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = book.restore(Settings(silent_s=math.inf), head(3), 0.0)

@@ -22,8 +22,16 @@ def test_a_planted_bug_is_found() -> None:
     assert "leads without an entry that was acknowledged" in violation
 
 
+RARE = {
+    "a snapshot replaces what is newer",
+    "entries of an older term count by themselves",
+    "the lease counts from the answer's arrival",
+}
+"""Found after hundreds of thousands of steps, for which CI has no time."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [pytest.param(bug, marks=pytest.mark.long) if bug in RARE else bug for bug in BUGS])
 def test_each_planted_bug_is_found(bug: str) -> None:
     assert steps_and_violation(bug, 2_000_000)[0] > 0
 
