@@ -1,6 +1,5 @@
 """The driver processes of a node's inference servers (vLLM, SGLang), as its settings name them."""
 
-import socket
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 from node.engines.device_plan import ANY_DEVICE, DevicePlan
 from node.engines.process import EngineSpec
 from node.host.child import python_module
+from node.host.port import free_port
 
 if TYPE_CHECKING:
     from node.settings.config import JoinConfig
@@ -34,7 +34,7 @@ def specs_of(config: "JoinConfig", plan: DevicePlan | None = None) -> list[Serve
 
 
 def _started(config: "JoinConfig", i: int, plan: DevicePlan) -> ServerSpec:
-    port = config.engine_port + i if config.engine_port else _free_port()
+    port = config.engine_port + i if config.engine_port else free_port()
     vllm = config.engine == "vllm"
     python, more = (config.vllm_python, config.vllm_arg) if vllm else (config.sglang_python, config.sglang_arg)
     flags = [f"--{config.engine}-python", str(python or sys.executable), "--port", str(port), "--tp", str(plan.ranks)]
@@ -60,9 +60,3 @@ def _spec(config: "JoinConfig", i: int, flags: list[str], url: str, more: tuple[
 
 def _suffix(i: int) -> str:
     return str(i + 1) if i else ""
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]

@@ -21,8 +21,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from node.host.port import free_port
 from scenarios.harness.command import json_parser, run_as_program
-from scenarios.harness.processes import ProcessFailed, free_port
+from scenarios.harness.processes import ProcessFailed
 from scenarios.harness.swarm import LOOPBACK, swarm_in
 
 __all__ = ["PHASES", "main", "measure"]

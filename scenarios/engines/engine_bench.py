@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +26,10 @@ from node.engines.vllm.links import Listener
 from node.engines.vllm.plugin.swarm_vllm.messages import Policy
 from node.engines.vllm.server import Server, ServerOptions, attach_to
 from node.engines.vllm.speculation import DraftModel
+from node.host.port import free_port
 from scenarios.engines.adapter_models import MadeAdapter
 
-__all__ = ["PROBE_ENV", "SMALL", "WITHIN_S", "Bench", "bench", "free_port"]
+__all__ = ["PROBE_ENV", "SMALL", "WITHIN_S", "Bench", "bench"]
 
 SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
 """vLLM's flags for small test models."""
@@ -39,13 +39,6 @@ PROBE_ENV: Final = {**_PROBE, "VLLM_SERVER_DEV_MODE": "1"}
 """Opens the development route that calls them, too."""
 WITHIN_S: Final = 300.0
 """Timeout of one generation, score or judgement."""
-
-
-def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @dataclass

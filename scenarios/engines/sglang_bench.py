@@ -17,7 +17,8 @@ from node.engines.sglang.installed import installed
 from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, ROWS_ALIKE
 from node.engines.sglang.server import CPU_FLAGS, Server, ServerOptions, environment
 from node.engines.vllm.links import Listener
-from scenarios.engines.engine_bench import WITHIN_S, Bench, free_port, stop
+from node.host.port import free_port
+from scenarios.engines.engine_bench import WITHIN_S, Bench, stop
 
 __all__ = ["FOLLOWS", "SMALL", "bench", "users_greedy", "users_own"]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 
-from scenarios.harness.processes import free_port
+from node.host.port import free_port
 from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
 
 __all__ = ["MODEL", "READY_WITHIN_S", "Served", "ask", "served"]

@@ -14,10 +14,11 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any, Final, Literal, TypeVar
 
+from node.host.port import free_port
 from node.status.schema import OwnStatus
 from scenarios.faults.counting import Counting
 from scenarios.faults.small_model import SmallModel
-from scenarios.harness.processes import ProcessFailed, free_port
+from scenarios.harness.processes import ProcessFailed
 from scenarios.harness.swarm import NODE, Swarm, swarm_in
 from swarm.transport.base import Unreachable
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from codec.errors import UsageError
 
-__all__ = ["PATIENCE_S", "ProcessFailed", "Processes", "free_port", "group_alive", "kill", "next_line", "outputs"]
+__all__ = ["PATIENCE_S", "ProcessFailed", "Processes", "group_alive", "kill", "next_line", "outputs"]
 
 PATIENCE_S: Final = 45.0
 """Default time limit, s: CI has two busy cores, and the first use of a kernel compiles it."""
@@ -253,10 +252,3 @@ def outputs(commands: Sequence[Sequence[str]], within_s: float) -> list[str]:
                 raise ProcessFailed(f"{process.args} ended with {process.returncode}: {err[-800:]}")
             found.append(out)
         return found
-
-
-def free_port() -> int:
-    """A TCP port of loopback that nothing listened on a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]

@@ -21,8 +21,9 @@ from kit import Words, checkpoint, holds, root_of, step, weights
 from peer_kit import Member
 
 from codec.sign import Key
+from node.host.port import free_port
 from node.settings import keyfile
-from scenarios.harness.processes import free_port, next_line
+from scenarios.harness.processes import next_line
 from scenarios.harness.swarm import Swarm, swarm_in
 from scenarios.harness.usage import ProcessUsage
 

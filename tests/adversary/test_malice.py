@@ -13,9 +13,9 @@ from peer_kit import GONE, HostilePeer
 
 from codec import BlockDelta, ChunkKey, Manifest, seal_chunk
 from codec.sign import Key
+from node.host.port import free_port
 from node.settings import keyfile
 from node.settings.ticket import Ticket
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import Swarm, swarm_in
 from swarm.protocol.core.boots import latest_boot
 from swarm.protocol.core.documents import Heartbeat, seal

@@ -12,9 +12,9 @@ from kit import checkpoint
 from peer_kit import GONE, HostilePeer, Member
 
 from codec.sign import Key
+from node.host.port import free_port
 from node.settings import keyfile
 from node.settings.ticket import Ticket
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import Swarm, swarm_in
 from swarm.transport.nat.circuit import HOP_ID, HopMessage, Status, peer_in, read_message, write_message
 

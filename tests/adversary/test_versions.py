@@ -13,7 +13,7 @@ from peer_kit import Member, members
 from proxy_kit import proxied
 
 from codec.sign import Key
-from scenarios.harness.processes import free_port
+from node.host.port import free_port
 from scenarios.harness.swarm import NODE, swarm_in
 from swarm.protocol.core.wire import FRAME_HEAD, FrameKind, pack_frame, unpack_frame_head
 from swarm.transport.base import Lane

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.harness.processes import free_port
+from node.host.port import free_port
 from scenarios.harness.swarm import Swarm, swarm_in
 
 pytestmark = [

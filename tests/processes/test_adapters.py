@@ -21,9 +21,10 @@ from kit import all_hold, check, holds
 from codec import Checkpoint, Layout, Replica, TensorSpec, write_checkpoint
 from codec.adapter import AdapterConfig, AdapterSlots
 from codec.parts import extended
+from node.host.port import free_port
 from node.trainers.tensors.adapter_slot import slot_bits, slot_config
 from node.trainers.tensors.plain_lora import plain_lora
-from scenarios.harness.processes import PATIENCE_S, free_port
+from scenarios.harness.processes import PATIENCE_S
 from scenarios.harness.swarm import Swarm, swarm_in
 
 HERE = Path(__file__).parent

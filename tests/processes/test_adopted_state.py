@@ -10,7 +10,7 @@ import pytest
 from kit import all_hold, checkpoint, weights
 from test_standby import Council, lose_seed
 
-from scenarios.harness.processes import free_port
+from node.host.port import free_port
 from scenarios.harness.swarm import STARTED_WITHIN_S, State, Swarm, swarm_in
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from kit import all_hold, checkpoint, holds, root_of, step, weights
 
-from scenarios.harness.processes import free_port
+from node.host.port import free_port
 from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # long: it needs the history, which a shallow clone lacks

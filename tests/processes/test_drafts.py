@@ -13,7 +13,7 @@ from memory_kit import step
 from codec import Checkpoint, Layout, Replica, TensorSpec, write_checkpoint
 from codec.parts import DRAFT, extended, part_root
 from node.coordinator.draft import load_draft
-from scenarios.harness.processes import free_port
+from node.host.port import free_port
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, swarm_in
 
 MODEL = Layout(tuple(TensorSpec(f"layers.{i}.up.weight", "BF16", (512, 256)) for i in range(3)))

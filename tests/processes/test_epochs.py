@@ -8,8 +8,8 @@ import pytest
 from kit import Words, all_hold, checkpoint, holds, layout_of, root_of, step, weights
 
 from codec.errors import UsageError
+from node.host.port import free_port
 from node.trainers.api import Swarm as Trainer
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import swarm_in
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from kit import all_hold, checkpoint, holds, root_of, step, weights
 
-from scenarios.harness.processes import PATIENCE_S, free_port, group_alive
+from node.host.port import free_port
+from scenarios.harness.processes import PATIENCE_S, group_alive
 from scenarios.harness.swarm import NODE, Swarm, swarm_in
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from kit import all_hold, check, checkpoint, holds, root_of, step, ticket_of, weights
 
 from codec.sign import Key
+from node.host.port import free_port
 from node.settings import keyfile
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import NODE, Swarm, swarm_in
 
 FIRST = weights()

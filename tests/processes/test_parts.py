@@ -11,11 +11,11 @@ from kit import all_hold, check, holds
 from codec import BlockDelta, Checkpoint, Layout, TensorSpec, state_root, write_checkpoint
 from codec.adapter import AdapterConfig, AdapterModule
 from codec.checkpoint import PARTS_FILE
+from node.host.port import free_port
 from node.ipc.channel import Channel
 from node.trainers.connection.link import Link, RankInfo
 from node.trainers.connection.seedlink import expect
 from node.trainers.messages import Delta, PublishBegin, PublishBlocks, PublishEnd, PublishOpened, PublishSealed
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import Swarm, swarm_in
 
 CONFIG = b'{"model_type": "none"}'

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pytest
 from pty_kit import InTerminal
 
-from scenarios.harness.processes import free_port
+from node.host.port import free_port
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"

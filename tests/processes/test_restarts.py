@@ -14,7 +14,8 @@ import pytest
 from kit import checkpoint, weights
 
 from node import Swarm as Trainer
-from scenarios.harness.processes import PATIENCE_S, free_port
+from node.host.port import free_port
+from scenarios.harness.processes import PATIENCE_S
 from scenarios.harness.swarm import Swarm, swarm_in
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kit import all_hold, check, checkpoint, holds, root_of, step, weights
 
-from scenarios.harness.processes import free_port
+from node.host.port import free_port
 from scenarios.harness.swarm import swarm_in
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from memory_kit import step as model_step
 
 from node import Swarm as Trainer
 from node.engines.base import SamplingParams
+from node.host.port import free_port
 from node.status.schema import SeedStatus
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from kit import check, checkpoint, holds, root_of, weights
 
 from codec.sign import Key
+from node.host.port import free_port
 from node.settings import keyfile
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import LOOPBACK, NODE, Swarm, swarm_in
 
 FIRST = weights(4, 10_000)

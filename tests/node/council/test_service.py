@@ -13,9 +13,9 @@ from node.council.changes import encode_change
 from node.council.journal import Journal
 from node.council.kept import kept_in
 from node.council.service import CouncilService, LeadLost
+from node.host.port import free_port
 from node.ledger.book import Book
 from node.settings.council import CouncilAddress
-from scenarios.harness.processes import free_port
 from swarm.protocol.council.messages import HandOver, encode
 from swarm.protocol.council.timing import Timing
 from swarm.transport.base import Lane, Stream

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from node.host.port import free_port
 from scenarios.harness.environments import environment
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
 
 HERE = Path(__file__).parent

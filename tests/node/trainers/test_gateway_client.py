@@ -15,11 +15,11 @@ pytest.importorskip("httpx")
 from scripted_gateway import drawn, gateway, refused
 
 from codec.errors import UsageError
+from node.host.port import free_port
 from node.trainers import gateway_client
 from node.trainers.errors import SwarmDown, SwarmTimeout
 from node.trainers.gateway_client import GatewayClient, GatewayRefused
 from node.trainers.slime_engine import Engine
-from scenarios.harness.processes import free_port
 
 RESTARTS = "The seed is away: it restarts."
 REQUEST = {"prompt": [1, 2], "max_tokens": 3}

@@ -23,9 +23,9 @@ from safetensors.numpy import save_file
 
 from codec import Checkpoint, Layout, Replica, TensorSpec, write_checkpoint
 from codec.adapter import linear_layers
+from node.host.port import free_port
 from node.status.query import ask
 from scenarios.harness.environments import environment
-from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import NODE, swarm_in
 
 HERE: Final = Path(__file__).parent

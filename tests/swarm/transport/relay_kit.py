@@ -1,6 +1,5 @@
 """A relay, a peer that is reached through it, and a peer that calls it, for tests."""
 
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,12 +22,6 @@ async def echo(peer: PeerKey, lane: Lane, stream: Stream) -> None:
     async for data in stream:
         await stream.send_all(data)
     await stream.send_eof()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -20,8 +20,9 @@ from node.engines.replica_ref import ReplicaRef
 from node.engines.server_specs import specs_of
 from node.engines.vllm.installed import installed
 from node.engines.vllm.server import environment
+from node.host.port import free_port
 from node.settings.config import JoinConfig
-from scenarios.engines.engine_bench import SMALL, Bench, bench, free_port
+from scenarios.engines.engine_bench import SMALL, Bench, bench
 from scenarios.engines.engine_models import make_wide_norms, step_of
 
 pytestmark = pytest.mark.vllm

@@ -23,8 +23,8 @@ from node.engines.vllm.installed import Installed, installed
 from node.engines.vllm.launch import StartedVllm
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
 from node.engines.vllm.server import Server, ServerOptions, attach_to, environment, flags
+from node.host.port import free_port
 from node.settings.config import JoinConfig
-from scenarios.engines.engine_bench import free_port
 
 
 def test_engines_share_the_gpus_and_have_ports_of_their_own(tmp_path: Path):

@@ -11,9 +11,10 @@ from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
-from relay_kit import Stream, echo, ended, exchange, free_port, transport, until, world
+from relay_kit import Stream, echo, ended, exchange, transport, until, world
 
 from codec.sign import Key
+from node.host.port import free_port
 from swarm.protocol.core.reach import circuit
 from swarm.transport.base import Lane, PathKind, PeerKey, Unreachable
 from swarm.transport.identity import peer_id
