@@ -37,8 +37,8 @@ class DialRules:
 
     backoff_first_s: float = 0.5
     backoff_most_s: float = 30.0
-    """After the n-th failure in a row a peer is not dialed for `backoff_first_s` x 2^(n-1), at most `backoff_most_s`,
-    less up to half at random."""
+    """The n-th dial in a row that fails is the last one for `backoff_first_s` x 2^(n-1), at most `backoff_most_s`,
+    less up to half at random. That time begins with the dial, which may have waited longer for an answer."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,8 @@ class Dialer:
     async def dial(self, peer: PeerKey, addrs: Sequence[str]) -> MuxedConnection:
         """A new connection to the first address that answers as `peer`. Raises `Unreachable`."""
         backoff = self._backoff.get(peer, _Backoff())
-        wait_s = backoff.until_s - trio.current_time()
+        began_s = trio.current_time()
+        wait_s = backoff.until_s - began_s
         if wait_s > 0:
             raise Unreachable(f"{backoff.why}; next try in {wait_s:.1f} s")
         if not addrs:
@@ -92,13 +93,13 @@ class Dialer:
             self.forgive(peer)
             return found[0]
         backoff.why = f"{peer_id(peer)} does not answer: {'; '.join(failures)}"
-        self._failed(peer, backoff)
+        self._failed(peer, backoff, began_s)
         raise Unreachable(backoff.why)
 
-    def _failed(self, peer: PeerKey, backoff: _Backoff) -> None:
+    def _failed(self, peer: PeerKey, backoff: _Backoff, began_s: float) -> None:
         backoff.failures += 1
         longest_s = min(self._rules.backoff_most_s, self._rules.backoff_first_s * 2.0 ** min(backoff.failures - 1, 20))
-        backoff.until_s = trio.current_time() + longest_s * random.uniform(0.5, 1.0)
+        backoff.until_s = began_s + longest_s * random.uniform(0.5, 1.0)
         self._backoff.pop(peer, None)
         self._backoff[peer] = backoff
         if len(self._backoff) > _MAX_BACKOFFS:

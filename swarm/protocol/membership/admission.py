@@ -192,6 +192,7 @@ class Admission:
             state.outbox.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
             return
         session.ready, session.slot, session.shard = True, grant.slot, grant.shard
+        session.asked_at = now  # a join request that came with this hello, in case the lease was over, has no use
         enrolment = self._enrolled[session.peer]
         if session.address not in (None, enrolment.seen_at):
             enrolment.seen_at = session.address

@@ -26,7 +26,7 @@ from swarm.protocol.membership.lease_end import (
 from swarm.protocol.membership.renewals import Renewals
 from swarm.protocol.membership.roster import AUTHORITY, Member, Roster, open_change
 from swarm.protocol.membership.session import BACK_OFF_TIMES, Session
-from swarm.protocol.membership.silence import DOUBT_S, expects_data, is_late, silent_parents
+from swarm.protocol.membership.silence import DOUBT_S, expects_data, has_outlasted_leases, is_late, silent_parents
 from swarm.protocol.state import State
 
 __all__ = ["Membership", "reach_out"]
@@ -68,10 +68,11 @@ class Membership:
             self._join = replace(self._join, addrs=(addrs + self._join.addrs)[:16])
 
     def up(self, session: Session, now: float) -> None:
-        """A session is open: send a join request or a hello."""
-        if self._state.grant is not None:
-            greet(self._state, session.peer)
-        elif session.peer == self._state.swarm:
+        """A session is open: send a hello or a join request; to the authority both if our lease may be over."""
+        state = self._state
+        if state.grant is not None:
+            greet(state, session.peer)
+        if session.peer == state.swarm and (state.grant is None or has_outlasted_leases(state, now)):
             self._ask_to_join(now)
 
     def _ask_to_join(self, now: float) -> None:

@@ -85,6 +85,8 @@ class _Attempt:
 
     failures: int = 0
     dialing: bool = False
+    began_at: float = 0.0
+    """When the last one began."""
     next_at: float = 0.0
 
 
@@ -92,7 +94,7 @@ class Sessions:
     """Sessions and dials.
 
     A failed dial is repeated after `dial_retry_s`, which doubles up to `BACK_OFF_TIMES` as much, with a jitter of 25 %,
-    so that the members of a swarm that lost its trainer do not return at once.
+    so that the members of a swarm that lost its trainer do not return at once. For the authority see `limit_back_off`.
     """
 
     def __init__(self, tuning: Tuning, rng: random.Random, outbox: Outbox) -> None:
@@ -155,7 +157,8 @@ class Sessions:
             retry_s, most_s = self._tuning.dial_retry_s, self._most_s.get(peer, math.inf)
             longest_s = max(retry_s / QUICK_SHARE, min(BACK_OFF_TIMES * retry_s, most_s))
             pause = min(longest_s, retry_s * 2.0 ** min(attempt.failures - 1, 10))
-            attempt.next_at = now + pause * (1 + self._rng.uniform(-0.25, 0.25))
+            since = attempt.began_at if peer in self._most_s else now
+            attempt.next_at = max(now, since + pause * (1 + self._rng.uniform(-0.25, 0.25)))
         return session
 
     def reach(self, peer: bytes, addrs: tuple[str, ...], now: float) -> bool:
@@ -164,12 +167,16 @@ class Sessions:
             return True
         attempt = self._attempts.setdefault(peer, _Attempt())
         if addrs and not attempt.dialing and now >= attempt.next_at:
-            attempt.dialing = True
+            attempt.dialing, attempt.began_at = True, now
             self._outbox.emit(Dial(peer, addrs))
         return False
 
     def limit_back_off(self, peer: bytes, most_s: float) -> None:
-        """Pause no longer than `most_s` between failed dials to `peer`, but for some part of `dial_retry_s`."""
+        """Pause no longer than `most_s` between failed dials to `peer`, but for some part of `dial_retry_s`.
+
+        The pause counts from when the failed dial began. So after one that nobody answered, the next may follow at
+        once: only while one is on its way do we notice that the network is back.
+        """
         self._most_s[peer] = most_s
 
     def retry(self, now: float, within_s: Mapping[bytes, float]) -> None:

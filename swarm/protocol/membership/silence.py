@@ -4,7 +4,7 @@ from typing import Final
 
 from swarm.protocol.state import State
 
-__all__ = ["DOUBT_S", "expects_data", "is_late", "silent_parents"]
+__all__ = ["DOUBT_S", "expects_data", "has_outlasted_leases", "is_late", "silent_parents"]
 
 DOUBT_S: Final = 0.5
 """Ping a parent, or a peer that was asked for a chunk, that has been silent for this long while a version is in flight.
@@ -20,6 +20,11 @@ _SILENT_BEATS: Final = 3
 def is_late(state: State, now: float) -> bool:
     """Whether the next heartbeat is late: the authority is gone, or the way from it is cut."""
     return now - state.leases.heard_at > _LATE_BEATS * state.tuning.heartbeat_s
+
+
+def has_outlasted_leases(state: State, now: float) -> bool:
+    """Whether no heartbeat came for longer than a lease lasts, so that ours is over, unless the authority was away."""
+    return now - state.leases.heard_at > state.tuning.hard_ttl_s
 
 
 def silent_parents(state: State, now: float) -> list[bytes]:

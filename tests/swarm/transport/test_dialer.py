@@ -67,6 +67,17 @@ async def test_backoff_grows_and_is_forgiven(autojump_clock: trio.testing.MockCl
         await dialer.dial(PEER, ["x"])
 
 
+async def test_after_a_dial_that_nobody_answered_the_next_may_follow_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    log, attempt = network({"mute": 1e9})
+    dialer = Dialer(DialRules(backoff_most_s=12.0), attempt)
+    for _ in range(10):
+        with pytest.raises(Unreachable, match="mute"):
+            await dialer.dial(PEER, ["mute"])
+    assert [at for at, _ in log] == [pytest.approx(12 * n) for n in range(10)]
+
+
 async def test_a_list_of_addresses_from_a_stranger_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
     log, attempt = network({})
     with pytest.raises(Unreachable):

@@ -293,6 +293,15 @@ def test_hello_with_a_lease_that_is_over_is_asked_to_join_again(shown: bytes) ->
     assert not core.state.sessions.ready(key_of(0).public)
 
 
+@pytest.mark.parametrize(("over", "kept"), [(False, []), (True, ["ticket", "grant"])])
+def test_a_join_request_that_comes_with_a_hello_counts_only_when_the_lease_is_over(over: bool, kept: list[str]) -> None:
+    core = members(an_authority(), 1)
+    reconnect(core, 0, grant(0, key_of(0).public, serial=1) if over else core.book.leases[0].sealed)
+    effects = say(core, 0, join_message(TICKET), 5.0)
+    assert [p.name.split("/")[0] for p in only(effects, Persist)] == kept
+    assert sends(effects, Message, to=0) == []
+
+
 def test_a_grant_for_a_slot_that_another_peer_holds_now() -> None:
     """Even if the serial is the same."""
     core = members(an_authority(), 1)

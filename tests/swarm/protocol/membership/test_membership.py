@@ -108,6 +108,17 @@ def test_an_authority_that_hung_up_with_its_refusal_is_dialed_and_asked_at_once(
     assert len(sends(peer.apply(PeerUp(SWARM, True), 1.3), Join, to=SWARM)) == 1
 
 
+@pytest.mark.parametrize(("silent_s", "sent"), [(0.9, [Hello]), (1.1, [Hello, Join])])
+def test_a_member_that_heard_nothing_for_longer_than_a_lease_asks_to_join_with_its_hello(
+    silent_s: float, sent: list[type]
+) -> None:
+    """`silent_s`: in leases."""
+    peer = a_member()
+    peer.apply(PeerDown(SWARM), 1.0)
+    effects = peer.apply(PeerUp(SWARM, True), silent_s * TUNING.hard_ttl_s)
+    assert [type(m) for m in sends(effects, Message, to=SWARM)] == sent
+
+
 @pytest.mark.parametrize(
     "welcome",
     [
@@ -444,6 +455,23 @@ def test_the_authority_is_dialed_again_sooner_in_a_small_swarm(members: int, lon
     assert min(pauses) >= 0.75 * min(longest_s, tuning.dial_retry_s)
     assert 0.9 * longest_s <= fmean(pauses[10:]) <= 1.1 * longest_s
     assert max(pauses) <= 1.25 * longest_s
+
+
+@pytest.mark.parametrize(("took_s", "pause_s"), [(0.0, 0.6), (0.2, 0.4), (5.0, 0.0)])
+def test_the_pause_between_dials_to_the_authority_counts_from_the_beginning(took_s: float, pause_s: float) -> None:
+    """A cut network is noticed by a dial that is on its way, and by none that is not made yet."""
+    tuning, now = Tuning.wan(), 0.0
+    sessions = Sessions(tuning, random.Random(1), Outbox())
+    sessions.limit_back_off(SWARM, 0.6)
+    for _ in range(50):
+        pauses = []
+        for peer in (SWARM, key_of(1).public):
+            sessions.reach(peer, ("/sim/0",), now)
+            sessions.down(peer, True, now + took_s)
+            pauses.append(sessions._attempts[peer].next_at - (now + took_s))
+        assert pause_s - 0.15 <= pauses[0] <= pause_s + 0.15
+        assert pauses[1] >= 0.75 * tuning.dial_retry_s, "to a member, from the end"
+        now = max(attempt.next_at for attempt in sessions._attempts.values())
 
 
 def test_a_member_knows_from_its_roster_how_often_to_dial_the_authority() -> None:
