@@ -20,6 +20,9 @@ LEAST: Final[Mapping[str, float]] = {
 """Growth that does not count, by quantity: of a few descriptors, one is more than 5 %. Connections: two to each of a
 dozen peers, since which peers have one, and which have a second one for bulk, changes with the trees."""
 
+NOT_JUDGED: Final = frozenset({"book"})
+"""Quantities that are meant to grow, up to a bound that no run reaches."""
+
 
 def folder_bytes(folder: Path, *, without: Sequence[str] = ()) -> int:
     """Bytes of disk that the files below a folder take; without those whose names begin with one of `without`."""
@@ -55,14 +58,14 @@ class UsageTable:
 
     def rows(self) -> list[dict[str, Any]]:
         """For each name and quantity the means of the first and the last quarter, the growth as a share of the first,
-        and whether it is flat: it grew by less than `REACH`, or by less than `LEAST`. `tenths`: the means of ten parts,
-        or the values if they are fewer, which show whether what grew goes on growing."""
+        and whether it is flat: it grew by less than `REACH`, or by less than `LEAST` (None: of `NOT_JUDGED`). `tenths`:
+        the means of ten parts, or the values if they are fewer, which show whether what grew goes on growing."""
         rows = []
         for (name, quantity), values in self._found.items():
             quarter = max(1, len(values) // 4)
             first, last = statistics.fmean(values[:quarter]), statistics.fmean(values[-quarter:])
             grown = last - first
-            flat = grown <= REACH * first or grown <= LEAST.get(quantity, 0)
+            flat = None if quantity in NOT_JUDGED else grown <= max(REACH * first, LEAST.get(quantity, 0))
             rows.append({
                 "of": name, "what": quantity, "first": first, "last": last, "most": max(values),
                 "growth": grown / first if first else 0.0, "flat": flat, "samples": len(values),
@@ -77,7 +80,7 @@ class UsageTable:
         for row in rows:
             scale: Callable[[float], str] = _mib if row["what"] in ("memory", "disk", "book") else "{:,.1f}".format
             cells = (scale(row["first"]), scale(row["last"]), scale(row["most"]), f"{row['growth']:+.1%}")
-            flat = "" if row["flat"] else "  NOT FLAT"
+            flat = {True: "", False: "  NOT FLAT", None: "  (not judged)"}[row["flat"]]
             print(
                 f"{row['of']:<16} {row['what']:<16} "
                 + " ".join(f"{c:>{w}}" for c, w in zip(cells, (10, 10, 10, 8), strict=True))

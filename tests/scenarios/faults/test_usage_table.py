@@ -8,7 +8,7 @@ import pytest
 from scenarios.faults.usage_table import UsageTable, folder_bytes
 
 
-def flat(*values: float, quantity: str = "memory") -> bool:
+def flat(*values: float, quantity: str = "memory") -> bool | None:
     table = UsageTable()
     for value in values:
         table.sample("seed", quantity, value)
@@ -27,6 +27,7 @@ def test_growth_from_the_first_to_the_last_quarter_is_seen() -> None:
     assert not flat(20, 20, 20, 23, quantity="descriptors")
     assert flat(12, 12, 12, 36, quantity="connections")
     assert not flat(12, 12, 12, 37, quantity="connections")
+    assert flat(1 * mib, 1 * mib, 9 * mib, 9 * mib, quantity="book") is None, "it keeps the last 20,000 groups"
 
 
 def test_processes_and_folders_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
