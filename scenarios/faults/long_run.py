@@ -114,9 +114,10 @@ class LongRun:
         if actor.kind in MODULES:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            left.append(pid)  # it is there until its node knows, which says until then that the engine is well
         else:
             self.swarm.signal(actor.of, signal.SIGKILL)
-        goal = f"the children of {actor} end"
+        goal = f"{actor} and its children end"
         self.swarm.wait(goal, lambda: not any(Path(f"/proc/{child}").exists() for child in left), GONE_WITHIN_S, of=())
         return True
 
