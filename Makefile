@@ -7,7 +7,7 @@ WORKERS ?= 3
 SERVER_WORKERS ?= 2
 # The heavy marks. Tests of one file share their inference servers, so one worker has all of them. What judges time or
 # memory runs alone.
-HEAVY := (slow or adversary or foreign or conformance) and not (alone or vllm or sglang or long or gpu)
+SLOW := (slow or adversary or foreign or conformance) and not (alone or vllm or sglang or long or gpu)
 SERVERS := (vllm or sglang) and not (alone or long or gpu)
 ALONE := alone and not (long or gpu)
 # The files that have one of these marks. To import all of them takes as long as a minute of tests.
@@ -23,7 +23,7 @@ HUNT_SEED ?= 1
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install engines demo test test-heavy test-long lint types fuzz fuzz-guided hunt adversary simulate wan lock audit clean
+.PHONY: help install engines demo test test-heavy test-slow test-servers test-alone test-long lint types fuzz fuzz-guided hunt adversary simulate wan lock audit clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -33,7 +33,7 @@ install: ## make .venv and install into it (TORCH=... PYTHON=... EXTRAS=... to c
 
 # What a target needs of the extras, unless EXTRAS is given: added to what is there, if it is not.
 demo: EXTRAS = torch
-engines test test-heavy test-long lint types fuzz hunt adversary wan lock: EXTRAS = torch,test
+engines test test-heavy test-slow test-servers test-alone test-long lint types fuzz hunt adversary wan lock: EXTRAS = torch,test
 fuzz-guided: EXTRAS = torch,test,fuzz
 
 demo: install ## a trainer and four nodes on this machine, about two minutes
@@ -47,8 +47,15 @@ test: install ## the everyday tests, at most five minutes: WORKERS=3 at a time
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
-	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS) $(call marked,slow|adversary|foreign|conformance)
+	@for part in test-slow test-servers test-alone; do $(MAKE) --no-print-directory $$part || exit; done
+
+test-slow: install ## of these: what starts no inference server, WORKERS=3 at a time
+	$(BIN)/pytest -m '$(SLOW)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS) $(call marked,slow|adversary|foreign|conformance)
+
+test-servers: install ## of these: vLLM and SGLang, SERVER_WORKERS=2 at a time
 	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(SERVER_WORKERS) --dist loadfile $(PYTEST_FLAGS) $(call marked,vllm|sglang)
+
+test-alone: install ## of these: what judges time or memory, one at a time; nothing may run beside it
 	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS) $(call marked,alone)
 
 test-long: install ## those for which CI has no time

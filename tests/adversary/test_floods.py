@@ -28,7 +28,7 @@ LOG_LINES_S = 10
 """Log lines per second that an attack may add, besides those of joining and leaving."""
 FRAMES = ["empty frames", "pings", "streams opened and reset", "streams opened, negotiated and reset"]
 TRAFFIC = [*CONTROL, *BULK, GOSSIP, REPLAY, *FRAMES]
-SHORT = ["bad Work bodies", "forged gossip"]
+SHORT = ["bad Work bodies"]
 SHORT_CONTROL = ["reports with made-up keys"]
 """The traffic of CI's short form: the most expensive kinds. The full form sends every kind."""
 assert {*SHORT, *SHORT_CONTROL} <= set(TRAFFIC)

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 import trio
-from arena_kit import FULL, PASSES, Arena, arena_in
+from arena_kit import PASSES, Arena, arena_in
 from kit import checkpoint, holds, root_of, step, weights
 from peer_kit import Member, members
 from proxy_kit import proxied
@@ -56,7 +56,8 @@ async def repeat_frames(member: Member, box: bytes, frames: list) -> None:
         await trio.sleep(0.1)
 
 
-@pytest.mark.parametrize("attacked", [False, True] if FULL else [True], ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("attacked", [False, True])
 async def test_13_unrequested_frames_do_not_count_as_progress(tmp_path: Path, attacked: bool) -> None:
     """The proxy holds back the seed's frames for the box, so the box must pull them from another node. A member
     meanwhile sends old pieces under every stripe, as if all stripes made progress."""
