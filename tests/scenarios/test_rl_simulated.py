@@ -148,6 +148,7 @@ def test_an_engine_takes_time_pauses_for_a_commit_and_reports_the_version_of_eac
 # ---------------------------------------------------------------- runs
 
 
+@pytest.mark.slow
 def test_a_synchronous_step_is_the_sum_of_its_phases(small: Path) -> None:
     compute = Compute(small)
     run = compute.run("tiny", grain=1)

@@ -80,6 +80,7 @@ async def council(folder: Path) -> AsyncIterator[tuple[Machines, trio.Nursery]]:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_what_a_leader_establishes_is_with_the_next_one(tmp_path: Path) -> None:
     async with council(tmp_path) as (machines, nursery):
         first = await machines.leader()
@@ -98,6 +99,7 @@ async def test_what_a_leader_establishes_is_with_the_next_one(tmp_path: Path) ->
         assert machines.running[first].journal.records()["boot"] == b"2"
 
 
+@pytest.mark.slow
 async def test_a_leader_without_a_majority_establishes_nothing_and_stops(tmp_path: Path) -> None:
     async with council(tmp_path) as (machines, _):
         first = await machines.leader()
@@ -130,6 +132,7 @@ async def test_a_standby_takes_over_on_request(tmp_path: Path) -> None:
         assert not machines.running[first].is_leading
 
 
+@pytest.mark.slow
 async def test_a_version_waits_until_a_standby_holds_it(tmp_path: Path) -> None:
     async with council(tmp_path) as (machines, _):
         first = await machines.leader()

@@ -53,7 +53,7 @@ async def test_groups_are_generated_signed_and_accepted(swarm, autojump_clock):
     assert len(accepted_rows(swarm)) == 120
 
 
-@pytest.mark.parametrize("ratio", [2.0, 8.0])
+@pytest.mark.parametrize("ratio", [pytest.param(2.0, marks=[pytest.mark.slow, pytest.mark.long]), 8.0])
 async def test_unequal_nodes_are_all_kept_busy(swarm, autojump_clock, ratio):
     service = await swarm.start_service()
     await swarm.add_node(1, rate=400.0 * ratio, capacity=32, batch=16)

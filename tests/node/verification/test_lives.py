@@ -69,7 +69,7 @@ def test_the_lives_are_reckoned_as_the_ledger_does():
     assert [trimmed(column) for column in logs.T] == pytest.approx(list(ordered[: CHECKERS // 2].sum(0)))
 
 
-@pytest.mark.parametrize("liars", [0, 2, 4])
+@pytest.mark.parametrize("liars", [0, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.long]), 4])
 def test_honest_lives_are_never_quarantined_though_half_of_the_checkers_lie(liars):
     """The checkers that lie lower what is learned and raise what is found."""
     most = highest(5_000, 160, np.random.default_rng(liars), liars)

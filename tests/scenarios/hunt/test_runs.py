@@ -19,6 +19,7 @@ def hunt(*arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_short_hunt_finds_nothing_and_a_seed_gives_the_same_run() -> None:
     first, again = (hunt("--seed", "5", "--runs", "1", "--nodes", "2", "--virtual", "20") for _ in range(2))
     assert first["violations"] == []

@@ -227,6 +227,7 @@ def test_honest_rows_name_what_was_tried():
     assert all(row["accused"] == 0 and row["lives"] == 200 and math.isfinite(row["most"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_kept_samples_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = tmp_path / "smollm2-1e-06"
     run.mkdir()

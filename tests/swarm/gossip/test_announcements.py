@@ -185,6 +185,7 @@ async def test_sizes(size: int) -> None:
                 await members[0].announcer.publish(bytes(MAX_MESSAGE_BYTES + 1))
 
 
+@pytest.mark.slow
 async def test_a_burst_is_delivered_whole() -> None:
     with trio.fail_after(20):
         async with chain(3, libp2p_member) as members:
