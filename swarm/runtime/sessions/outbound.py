@@ -192,7 +192,10 @@ class Outbound:
             size, deferrable = 0, not self._pushes
             limits = self._limits
             batch_bytes = min(limits.write_bytes, stream.part_bytes) if deferrable else limits.write_bytes
+            # What is pushed while a part is read from the disk goes first: it may be the header of a piece in `_later`.
             while size < batch_bytes and (self._later or self._blobs if deferrable else self._pushes):
+                if deferrable and self._pushes:
+                    break
                 queue = self._later if deferrable else self._pushes
                 if queue:
                     effect = queue.popleft()

@@ -52,6 +52,8 @@ class Bench:
     target_connections: int = 4
     refusing: bool = False
     events: list[Event] = field(default_factory=list)
+    find_s: float = 0.0
+    """How long a blob takes to be found on the disk."""
 
     async def open(self) -> Plain:
         await trio.sleep(0.3)
@@ -77,6 +79,7 @@ class Bench:
 @asynccontextmanager
 async def bench(limits: RuntimeLimits = LIMITS) -> AsyncIterator[Bench]:
     async def find(effect: object) -> Blob:
+        await trio.sleep(it.find_s)
         return Blob(ChunkKey(0, 0, 0, 0), 3, lambda offset, size: b"xyz"[offset : offset + size])
 
     def make(hold: Callable[[], bool]) -> Outbound:
@@ -116,6 +119,21 @@ async def test_a_chunk_keeps_its_stream_and_other_chunks_take_other_streams(auto
         assert sorted(seq for stream in seen for seq in {seq for _, seq in stream}) == list(range(12))
         assert all(len(stream) >= 8 for stream in seen)
         assert len([event for event in b.events if isinstance(event, SendDone)]) == 48
+
+
+async def test_no_piece_overtakes_its_header_while_a_blob_is_read(autojump_clock: object) -> None:
+    """A regression: for a late joiner, the header is pushed and its pieces wait with the blobs, of which the first was
+    being read."""
+    async with bench(RuntimeLimits()) as b:
+        b.find_s = 1.0
+        b.bulk.put(SendBlob(PEER, 1, Want.FILE, b"n" * 32, 0))
+        await trio.sleep(0.5)
+        key = ChunkKey(0, 1, 0, 5)
+        b.bulk.put(SendHeader(PEER, 0, key))
+        b.bulk.put(SendPiece(PEER, 0, key, 0, late_joiner=True))
+        await trio.sleep(2)
+        kinds = [frame.kind for frame, _ in await b.frames(0)]
+        assert kinds == [FrameKind.PART, FrameKind.HEADER, FrameKind.PIECE]
 
 
 async def test_a_stream_is_opened_before_it_is_needed(autojump_clock: object) -> None:
@@ -263,6 +281,7 @@ async def one_queue(*, follows: bool, idle_s: float = math.inf) -> AsyncIterator
         events.append(event)
 
     async def find(effect: object) -> Blob:
+        await trio.sleep(it.find_s)
         return Blob(ChunkKey(0, 0, 0, 0), 3, lambda offset, size: b"xyz"[offset : offset + size])
 
     queue = Outbound(cast("Any", LargePieces()), find, Counts(), LARGE, lambda: False, follow)
