@@ -281,7 +281,6 @@ async def one_queue(*, follows: bool, idle_s: float = math.inf) -> AsyncIterator
         events.append(event)
 
     async def find(effect: object) -> Blob:
-        await trio.sleep(it.find_s)
         return Blob(ChunkKey(0, 0, 0, 0), 3, lambda offset, size: b"xyz"[offset : offset + size])
 
     queue = Outbound(cast("Any", LargePieces()), find, Counts(), LARGE, lambda: False, follow)
