@@ -70,6 +70,8 @@ class Catchup:
         """The labels whose manifests were requested, and the local time of the request."""
         self._overtaken: set[int] = set()
         """Blocks that were requested from a second giver while the first had not answered yet."""
+        self._waits_for: tuple[VersionId, float] | None = None
+        """The version without whose seal the replay does not go on, and since when."""
         self._givers = Givers(state)
 
     @property
@@ -121,7 +123,7 @@ class Catchup:
         self._nobody_has = False
         self._rest_until = 0.0
         self._total = 0
-        self._replaying = None
+        self._replaying = self._waits_for = None
 
     def repair(self, now: float) -> None:
         """Start a catch-up to the version that we hold, to fetch its damaged blocks."""
@@ -237,19 +239,28 @@ class Catchup:
         floor = self._state.floor
         if newest is None or newest.manifest is None or newest.id <= floor:
             return False
-        gone = (self.phase is Phase.HASHES and self._nobody_has) or self._nobody_keeps(newest.id)
+        gone = (self.phase is Phase.HASHES and self._nobody_has) or self._nobody_keeps(newest.id, now)
         if newest.id.epoch == floor.epoch and not gone:
             return False
         self.start(newest.manifest, newest.sealed_manifest, now)
         return True
 
-    def _nobody_keeps(self, newest: VersionId) -> bool:
-        """Whether the replay waits for a version whose chunks others have dropped, while `newest` is the newest."""
+    def _nobody_keeps(self, newest: VersionId, now: float) -> bool:
+        """Whether the replay waits for a version whose chunks others have dropped, while `newest` is the newest, or
+        whose seal nobody has brought for long: others may have caught up without it."""
         if self.phase is not Phase.REPLAY or self._replaying is not None:
             return False
-        following = self._state.chunks.version(VersionId(self._state.floor.epoch, self._state.floor.version + 1))
-        kept = newest.version - self._state.floor.version <= self._state.tuning.retain_versions
-        return not kept and (following is None or not following.complete)
+        awaited = VersionId(self._state.floor.epoch, self._state.floor.version + 1)
+        following = self._state.chunks.version(awaited)
+        if following is not None and following.complete:
+            return False
+        if newest.version - self._state.floor.version > self._state.tuning.retain_versions:
+            return True
+        if following is not None and following.manifest is not None:
+            return False
+        if self._waits_for is None or self._waits_for[0] != awaited:
+            self._waits_for = awaited, now
+        return now - self._waits_for[1] > 3 * self._state.tuning.pull_deadline_s
 
     def _go_on(self, cause: PhaseCause) -> None:
         self.phase = next_phase(self.phase, cause)

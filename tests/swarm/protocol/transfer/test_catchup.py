@@ -457,6 +457,22 @@ def test_a_replay_of_chunks_that_nobody_keeps_any_more_is_replaced_by_a_newer_ta
     assert peer.catchup.phase is Phase.HASHES
 
 
+def test_a_replay_of_a_version_whose_seal_nobody_brings_is_replaced_by_a_newer_target() -> None:
+    """A regression: all others had caught up without version 6, and were asked for its seal for ever."""
+    peer, _ = a_newcomer(1)
+    wants = requests_in(to_blocks(peer, differs=2))
+    say(peer, 1, ManifestNews(manifest(7, 1)), 13.0)
+    assert run_jobs(bring(peer, wants[:1]) + bring(peer, wants[1:], version(7))) == []
+    patience_s = 3 * TUNING.pull_deadline_s
+    for at_s, floor, phase in [
+        (14.0, HEAD, Phase.REPLAY),
+        (13.9 + patience_s, HEAD, Phase.REPLAY),
+        (14.1 + patience_s, version(7), Phase.HASHES),
+    ]:
+        peer.apply(Timer("tick"), at_s)
+        assert (peer.state.floor, peer.catchup.phase) == (floor, phase)
+
+
 def test_a_replay_waits_for_chunks_that_others_still_keep() -> None:
     peer = waiting_for_version_6()
     say(peer, 1, ManifestNews(manifest(HEAD.version + TUNING.retain_versions, 1)), 14.0)
