@@ -70,8 +70,8 @@ class Catchup:
         """The labels whose manifests were requested, and the local time of the request."""
         self._overtaken: set[int] = set()
         """Blocks that were requested from a second giver while the first had not answered yet."""
-        self._waits_for: tuple[VersionId, float] | None = None
-        """The version without whose seal the replay does not go on, and since when."""
+        self._waits_since: dict[VersionId, float] = {}
+        """By version without which the replay does not go on: the local time at which the waiting began."""
         self._givers = Givers(state)
 
     @property
@@ -118,12 +118,12 @@ class Catchup:
         """Forget all of the last catch-up but the layout."""
         self._target, self._sealed_target = None, b""
         for each in (self._requests, self._wanted, self._missing_blocks, self._labels, self._lists, self._unlisted,
-                     self._lacking, self._took, self._seals_asked, self._overtaken):  # fmt: skip
+                     self._lacking, self._took, self._seals_asked, self._overtaken, self._waits_since):  # fmt: skip
             each.clear()
         self._nobody_has = False
         self._rest_until = 0.0
         self._total = 0
-        self._replaying = self._waits_for = None
+        self._replaying = None
 
     def repair(self, now: float) -> None:
         """Start a catch-up to the version that we hold, to fetch its damaged blocks."""
@@ -250,17 +250,14 @@ class Catchup:
         whose seal nobody has brought for long: others may have caught up without it."""
         if self.phase is not Phase.REPLAY or self._replaying is not None:
             return False
-        awaited = VersionId(self._state.floor.epoch, self._state.floor.version + 1)
+        floor, tuning = self._state.floor, self._state.tuning
+        awaited = VersionId(floor.epoch, floor.version + 1)
         following = self._state.chunks.version(awaited)
-        if following is not None and following.complete:
+        kept = newest.version - floor.version <= tuning.retain_versions
+        if following is not None and (following.complete or (kept and following.manifest is not None)):
             return False
-        if newest.version - self._state.floor.version > self._state.tuning.retain_versions:
-            return True
-        if following is not None and following.manifest is not None:
-            return False
-        if self._waits_for is None or self._waits_for[0] != awaited:
-            self._waits_for = awaited, now
-        return now - self._waits_for[1] > 3 * self._state.tuning.pull_deadline_s
+        since = self._waits_since.setdefault(awaited, now)
+        return not kept or now - since > 3 * tuning.pull_deadline_s
 
     def _go_on(self, cause: PhaseCause) -> None:
         self.phase = next_phase(self.phase, cause)
